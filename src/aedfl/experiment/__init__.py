@@ -1,0 +1,1 @@
+"""Runs: what they are made from, how they are carried out, and what they leave behind."""

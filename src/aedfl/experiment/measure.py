@@ -1,0 +1,90 @@
+"""What is measured at an evaluation: the mean model, the local models, and how far apart they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..context import Model
+from ..randomness import generator
+from ..rules.merge import streamed_consensus_distance, weighted_mean
+from ..sim.simulation import Simulation
+from ..training.evaluate import Evaluator
+from .config import RunConfig
+from .workshop import Rows
+
+
+class Measure:
+    """Measures a simulation whose queue has been flushed."""
+
+    def __init__(self, config: RunConfig, sim: Simulation, evaluator: Evaluator, rows: Rows) -> None:
+        self.sim, self.evaluator, self.rows = sim, evaluator, rows
+        count = min(config.devices, config.evaluation.local_devices)
+        chosen = generator(config.seed, "evaluated devices").permutation(config.devices)[:count]
+        self.chosen = sorted(chosen.tolist())
+        self._stale: list[int] = []
+
+    def staleness(self, merged: Any) -> None:
+        """Notes the staleness of models that were merged since the last evaluation."""
+        self._stale += [int(age) for _, age in merged]
+
+    def forget(self) -> None:
+        """Starts a new interval without measuring."""
+        self._stale = []
+
+    def __call__(self) -> dict[str, Any]:
+        sim, rows = self.sim, self.rows
+        models = self.models()
+        metric, loss = self.evaluator.score([self.global_vector()], rows.evaluation, rows.test)
+        local, _ = self.evaluator.score([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
+        worst = sorted(local)[: max(1, len(local) // 10)]
+        stale, self._stale = self._stale, []
+        return {
+            "time": sim.time,
+            "accuracy": metric[0],
+            "loss": loss[0],
+            "local_accuracy": float(np.mean(local)),
+            "worst_tenth": float(np.mean(worst)),
+            "updates": sim.updates,
+            "samples": sim.samples,
+            "bytes_sent": sim.network.bytes_sent,
+            "mmacs": float(np.mean([model.size.macs for model in models])) / 1e6,
+            "staleness": float(np.mean(stale)) if stale else 0.0,
+            "consensus": float(streamed_consensus_distance(_Vectors(models))),
+            "costs": {name: round(seconds, 6) for name, seconds in sorted(sim.costs.items())},
+        }
+
+    def models(self) -> list[Model]:
+        """What each device stands for now."""
+        return [context.model or self.sim.start for context in self.sim.contexts]
+
+    def global_vector(self) -> Tensor:
+        """The server's model, or the mean of the local ones weighted by their samples."""
+        if self.sim.server is not None and self.sim.server.model is not None:
+            return self.sim.server.model.vector.get()
+        weights = [float(context.samples) for context in self.sim.contexts]
+        models = self.models()
+        vectors = [model.vector.get() for model in models]
+        if all(model.mask is None for model in models):
+            return weighted_mean(vectors, weights)
+        ones = torch.ones_like(vectors[0], dtype=torch.bool)
+        masks = [ones if model.mask is None else model.mask.get() for model in models]
+        return weighted_mean(vectors, weights, masks)
+
+
+class _Vectors:
+    """The local models' vectors, walked through as often as asked."""
+
+    def __init__(self, models: list[Model]) -> None:
+        self.models = models
+
+    def __iter__(self) -> Any:
+        return (_kept(model) for model in self.models)
+
+
+def _kept(model: Model) -> Tensor:
+    vector = model.vector.get()
+    return vector if model.mask is None else vector * model.mask.get()

@@ -1,0 +1,82 @@
+"""What a run tells about itself while it goes on."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+
+class Progress(Protocol):
+    """Told by the runner; several runs may follow one another."""
+
+    def start(self, label: str, total_virtual: float | None) -> None:
+        """A run begins; `total_virtual` seconds at most, None or infinite when only updates end it."""
+
+    def advance(
+        self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float
+    ) -> None:
+        """Where it stands. `accuracy` is the last one measured; the rate is in wall seconds."""
+
+    def finish(self) -> None:
+        """It ended, or failed. Telling it twice is allowed."""
+
+
+class Silent:
+    """Says nothing."""
+
+    def start(self, label: str, total_virtual: float | None) -> None: ...
+
+    def advance(
+        self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float
+    ) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class Live:
+    """One line on the terminal: virtual time, accuracy, updates, updates/s, remaining wall time."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._bars: Bars | None = None
+
+    def start(self, label: str, total_virtual: float | None) -> None:
+        self.finish()
+        self._bars = Bars(*_columns(), console=self._console)
+        total = total_virtual if total_virtual is not None and math.isfinite(total_virtual) else None
+        self._bars.add_task(label, total=total, figures="starting …")
+        self._bars.start()
+
+    def advance(
+        self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float
+    ) -> None:
+        if self._bars is None:
+            return
+        task = self._bars.tasks[0]
+        figures = _figures(virtual_time, task.total, accuracy, updates, updates_per_second)
+        self._bars.update(task.id, completed=virtual_time, figures=figures)
+
+    def finish(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+def _columns() -> tuple[TextColumn, BarColumn, TextColumn, TimeRemainingColumn, TextColumn]:
+    return (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+    )
+
+
+def _figures(now: float, total: float | None, accuracy: float | None, updates: int, rate: float) -> str:
+    of = f"/{total:,.0f}" if total is not None else ""
+    measured = f"{accuracy:.4f}" if accuracy is not None else "–"
+    return f"{now:,.0f}{of} s · accuracy {measured} · {updates:,} updates · {rate:,.0f}/s ·"

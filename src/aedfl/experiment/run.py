@@ -1,0 +1,242 @@
+"""Runs: from a config to a folder with a record, a summary and a report; resumable at any moment."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+from .. import __version__
+from ..context import SERVER
+from ..errors import UserError
+from ..sim.context import SimContext
+from . import checkpoint
+from .config import RunConfig, config_hash, from_toml, to_toml
+from .measure import Measure
+from .progress import Progress, Silent
+from .record import Record, read_rows
+from .summary import summarise
+from .workshop import Rows, Workshop
+
+Summary = dict[str, Any]
+
+
+class Run:
+    """One simulation with its measurements, record and checkpoints."""
+
+    def __init__(self, config: RunConfig, workshop: Workshop, folder: Path | None, progress: Progress) -> None:
+        self.config, self.folder, self.progress = config, folder, progress
+        self.fingerprint = config_hash(config)
+        bench = workshop.bench(config)
+        self.rows = Rows.of(config, bench.task.dataset)
+        self.sim = workshop.simulation(config, self.rows, self._observe)
+        self.measure = Measure(config, self.sim, bench.evaluator, self.rows)
+        self.task = bench.task
+        self.summary: Summary = {}
+        self._evaluations = 0
+        self._began = time.monotonic()
+        self._saved = self._began
+        self._wall = 0.0
+        self._resume_at: tuple[checkpoint.Position, Path] | None = None
+        if folder is not None:
+            self._resume_at = checkpoint.latest(folder, self.fingerprint)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Opens the record; after a kill, cuts it back to the last checkpoint and sets up the replay."""
+        position = self._resume_at[0] if self._resume_at else None
+        self.record = Record(self.folder, position.offsets if position else None)
+        if position is not None and self.folder is not None:
+            answers = read_rows(self.folder / "journal.jsonl", position.offsets["journal"])
+            self.sim.journal.answers = iter(answers)
+            self.sim.work.replaying = self.record.replaying = True
+            self._wall = position.wall
+        self.sim.journal.record = lambda answer: self.record.add("journal", answer)
+
+    def _observe(self, context: SimContext, since: float, metrics: dict[str, Any]) -> None:
+        self.measure.staleness(metrics.get("merged", ()))
+        if self.config.record.updates and context.index != SERVER:
+            row = {"time": context.now, "start": since, "device": context.index, "update": context.update}
+            self.record.add("updates", {**row, "samples": context.samples, **metrics})
+
+    def drive(self) -> Iterator[None]:
+        """Runs to the end; yields whenever the queue has to be flushed before it can go on."""
+        stop, every = self.config.stop, self.config.evaluation.every
+        limit = float("inf") if stop.virtual_seconds is None else stop.virtual_seconds
+        self.progress.start(f"{self.config.method} seed {self.config.seed}", limit)
+        while True:
+            due = min(limit, self._evaluations * every)
+            while not self.sim.advance(due):
+                yield
+            ended = self.sim.done or due >= limit
+            if not self._skip():
+                yield
+                ended = self._evaluate() or ended
+            self._evaluations += 1
+            if ended:
+                break
+            self._checkpoint()
+        self.progress.finish()
+
+    def _skip(self) -> bool:
+        """While replaying, evaluations before the checkpoint were done already; at it, the tensors come back."""
+        if self._resume_at is None:
+            return False
+        position, path = self._resume_at
+        if self._evaluations + 1 < position.evaluations:
+            self.measure.forget()
+            return True
+        self.sim.work.restore(checkpoint.tensors(path, str(self.task.device)))
+        self.record.replaying, self._resume_at = False, None
+        self.measure.forget()
+        return True
+
+    def _evaluate(self) -> bool:
+        """One row of metrics; true if a stop condition holds."""
+        row = self.measure()
+        self.record.add("metrics", row)
+        self.record.settle()
+        elapsed = max(1e-9, time.monotonic() - self._began)
+        self.progress.advance(row["time"], row["accuracy"], row["updates"], row["updates"] / elapsed)
+        stop = self.config.stop
+        reached = stop.stop_at_target and row["accuracy"] >= (stop.target_accuracy or float("inf"))
+        agreed = stop.consensus is not None and row["updates"] > 0 and row["consensus"] <= stop.consensus
+        self.sim.stopped = bool(reached or agreed)
+        return self.sim.stopped
+
+    def _checkpoint(self) -> None:
+        now = time.monotonic()
+        settings = self.config.record
+        if self.folder is None or self.record.replaying or now - self._saved < settings.checkpoint_seconds:
+            return
+        offsets = self.record.settle()
+        position = checkpoint.Position(self._evaluations, offsets, self.wall(), self.fingerprint)
+        checkpoint.write(self.folder, position, self.sim.work, settings.keep_checkpoints)
+        self._saved = now
+
+    def wall(self) -> float:
+        return self._wall + time.monotonic() - self._began
+
+    def finish(self) -> None:
+        """Writes what is derived from the record, and closes it."""
+        self.record.settle()
+        self.summary = summarise(self.config, self.record.read("metrics"), self.task.metric_name, self.wall())
+        if self.folder is not None:
+            self._write(self.folder)
+        self.record.close()
+
+    def final_model(self) -> nn.Module:
+        """A copy of the module with the mean (or the server's) weights."""
+        module = deepcopy(self.task.module).cpu()
+        self.task.layout.load(module, self.measure.global_vector().cpu())
+        return module.eval()
+
+    def _write(self, folder: Path) -> None:
+        network = self.sim.network
+        edges = [[source, target, *counts] for (source, target), counts in sorted(network.edges.items())]
+        _dump(folder / "traffic.json", {"edges": edges, "sent": network.sent, "lost": network.lost})
+        _dump(folder / "wall.json", {
+            "wall_seconds": self.wall(),
+            "device": str(self.task.device),
+            "batches": _batch_sizes(self.sim.work.queue.batches),
+            "version": __version__,
+        })
+        save_file(self.final_model().state_dict(), folder / "model.safetensors")
+        _dump(folder / "summary.json", self.summary)
+        shutil.rmtree(checkpoint.folder(folder), ignore_errors=True)
+
+
+def _batch_sizes(batches: list[int]) -> dict[str, float]:
+    return {"count": len(batches), "mean": sum(batches) / max(1, len(batches)), "largest": max(batches, default=0)}
+
+
+def _dump(path: Path, content: Any) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(path)
+
+
+def drive_all(runs: Sequence[Run], workshop: Workshop) -> None:
+    """Advances runs in turn until each one waits for results, then computes all queued work as one batch."""
+    driving = [(run, run.drive()) for run in runs]
+    while driving:
+        driving = [(run, steps) for run, steps in driving if next(steps, run) is not run]
+        workshop.queue.flush()
+    for run in runs:
+        run.finish()
+
+
+def run(
+    config: RunConfig,
+    out: Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+    workshop: Workshop | None = None,
+) -> Summary:
+    """Runs a config. With `out`, into that folder, which must be new or empty unless `force` is given."""
+    if out is not None:
+        claim(out, config, force)
+    return complete(config, out, progress or Silent(), workshop or Workshop()).summary
+
+
+def resume(path: Path, progress: Progress | None = None, workshop: Workshop | None = None) -> Summary:
+    """Goes on with a run that was interrupted; the finished record is that of an uninterrupted run."""
+    file = path / "config.toml"
+    if not file.is_file():
+        raise UserError(f"{path} is not a run folder: {file} does not exist")
+    if (path / "summary.json").is_file():
+        summary: Summary = json.loads((path / "summary.json").read_text())
+        return summary
+    config = from_toml(file.read_text(), str(file))
+    return complete(config, path, progress or Silent(), workshop or Workshop()).summary
+
+
+def complete(config: RunConfig, out: Path | None, progress: Progress, workshop: Workshop) -> Run:
+    """Runs a config to its end, into the folder `out` if there is one."""
+    one = Run(config, workshop, out, progress)
+    drive_all([one], workshop)
+    if out is not None:
+        _report([out], out / "report.html")
+    return one
+
+
+def claim(out: Path, config: RunConfig, force: bool) -> None:
+    """Makes the run folder and puts the config into it; never takes over one that is in use."""
+    if out.exists() and any(out.iterdir()):
+        if not force:
+            raise UserError(f"run folder {out} exists; use --resume to go on with it, or --force to replace it")
+        if not (out / "config.toml").exists():
+            raise UserError(f"{out} is not a run folder (it has no config.toml), so --force will not replace it")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.toml").write_text(to_toml(config))
+
+
+def _report(folders: list[Path], out: Path) -> None:
+    from ..report import write_report
+
+    write_report(folders, out)
+
+
+def compare(
+    configs: Sequence[RunConfig], out: Path, resume: bool = False, progress: Progress | None = None
+) -> list[Summary]:
+    """Runs several configs, batched together where they share a model; one folder each and one report."""
+    workshop = Workshop()
+    folders = [out / f"{Path(config.method).stem}-seed{config.seed}" for config in configs]
+    for folder, config in zip(folders, configs, strict=True):
+        if resume and (folder / "config.toml").exists():
+            continue
+        claim(folder, config, force=False)
+    left = [(f, c) for f, c in zip(folders, configs, strict=True) if not (f / "summary.json").exists()]
+    runs = [Run(config, workshop, folder, Silent()) for folder, config in left]
+    drive_all(runs, workshop)
+    _report(folders, out / "report.html")
+    return [json.loads((folder / "summary.json").read_text()) for folder in folders]

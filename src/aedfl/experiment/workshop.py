@@ -1,0 +1,169 @@
+"""From a config to the things a simulation is made of. Runs with the same data and model share them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..algorithms import get
+from ..data import Dataset, load
+from ..data.partition import hold_out, partition, split_validation
+from ..graph import Queue
+from ..randomness import generator, torch_seed
+from ..sim.fleet import Fleet, read_speeds, read_trace, uniform_seconds
+from ..sim.network import Links
+from ..sim.simulation import Observer, Simulation, Stop
+from ..task import Loss, Task
+from ..topology import make as make_topology
+from ..training.batched import BatchedTrainer, supports
+from ..training.evaluate import Evaluator, rows_of
+from ..training.plan import Indices, Plan, Trainer
+from ..training.sequential import SequentialTrainer
+from .config import RunConfig, make_hyper
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What runs of one setting share: the task, who trains, who evaluates."""
+
+    task: Task
+    trainer: Trainer
+    evaluator: Evaluator
+    given: bool
+    """True for a user's own module, whose weights are the start values whatever the seed."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's own parts, given in Python instead of by name."""
+
+    module: nn.Module | None = None
+    dataset: Dataset | None = None
+    loss: Loss | None = None
+    metric: Loss | None = None
+
+
+class Workshop:
+    """Builds benches once per setting, and simulations on them, all on one queue."""
+
+    def __init__(self, own: Own | None = None) -> None:
+        self.own = own or Own()
+        self.queue = Queue()
+        self._benches: dict[str, Bench] = {}
+
+    def bench(self, config: RunConfig) -> Bench:
+        key = json.dumps([config.data.name, config.data.directory, config.model.model_dump(),
+                          config.engine.model_dump()], sort_keys=True, default=str)
+        if key not in self._benches:
+            self._benches[key] = self._make(config)
+        return self._benches[key]
+
+    def _make(self, config: RunConfig) -> Bench:
+        engine = config.engine
+        device = engine.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cpu":
+            torch.set_num_threads(1)  # parallel are jobs, not the threads of one: steady on busy cores, exact always
+        torch.backends.cuda.matmul.allow_tf32 = engine.precision != "fp32"
+        torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
+        dataset = self.own.dataset or load(config.data.name, config.data.directory)
+        module = self.own.module or _module(config, dataset)
+        task = Task(module, dataset, self.own.loss, self.own.metric, device)
+        trainer = _trainer(engine.trainer, task, engine.threads or os.cpu_count() or 1)
+        return Bench(task, trainer, Evaluator(task), self.own.module is not None)
+
+    def start(self, config: RunConfig, bench: Bench) -> Tensor:
+        """The start vector of that seed."""
+        if bench.given:
+            return bench.task.start
+        return bench.task.layout.flatten(_module(config, bench.task.dataset))
+
+    def simulation(self, config: RunConfig, rows: Rows, observer: Observer) -> Simulation:
+        bench, method = self.bench(config), get(config.method)
+        training = config.training
+        plan = Plan(training.epochs, training.batch_size, training.lr, training.momentum,
+                    training.weight_decay, clip_norm=training.clip_norm)
+        topology = config.topology
+        return Simulation(
+            method=method,
+            hyper=make_hyper(method.hyper, config.hyper),
+            task=bench.task,
+            trainer=bench.trainer,
+            start=self.start(config, bench),
+            rows=rows.train,
+            held_out=rows.held_out,
+            topology=make_topology(topology.kind, config.devices, seed=config.seed, degree=topology.degree,
+                                   path=topology.path),
+            fleet=_fleet(config),
+            links=Links(**config.links.model_dump()),
+            plan=plan,
+            lr_decay=training.lr_decay,
+            seed=config.seed,
+            stop=Stop(config.stop.updates),
+            queue=self.queue,
+            lookahead=config.engine.lookahead,
+            observer=observer,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which samples each device trains on and holds out, and what models are evaluated on."""
+
+    train: list[Indices]
+    held_out: list[Indices]
+    evaluation: Indices
+    local: Indices
+    test: bool
+
+    @classmethod
+    def of(cls, config: RunConfig, dataset: Dataset) -> Rows:
+        data, seed = config.data, config.seed
+        pool = rows_of(len(dataset.train), data.samples, generator(seed, "samples"))
+        test = data.validation == 0
+        evaluation = rows_of(len(dataset.test), data.test_samples, generator(seed, "test"))
+        if not test:
+            kept, aside = split_validation(len(pool), data.validation, seed)
+            pool, evaluation = pool[kept], pool[aside]
+        labels = dataset.train.y.numpy()[pool]
+        parts = partition(labels, config.devices, data.partition, seed, alpha=data.alpha, sigma=data.sigma,
+                          shards=data.shards)
+        pairs = [hold_out(pool[part], data.held_out, seed, device) for device, part in enumerate(parts)]
+        chosen = rows_of(len(evaluation), config.evaluation.local_samples, generator(seed, "local"))
+        return cls([np.sort(own) for own, _ in pairs], [held for _, held in pairs], evaluation,
+                   evaluation[chosen], test)
+
+
+def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
+    options: dict[str, Any] = dict(config.model.options)
+    return models.build(config.model.name, dataset.input_shape, dataset.classes or 1,
+                        seed=torch_seed(config.seed, "model"), **options)
+
+
+def _trainer(name: str, task: Task, workers: int) -> Trainer:
+    """`auto`: batched on a GPU, and on a CPU where there are no convolutions, which it gains nothing from."""
+    if name == "auto":
+        convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
+        name = "sequential" if task.device.type == "cpu" and convolutions else "batched"
+    if name == "batched" and supports(task):
+        return BatchedTrainer(task)
+    return SequentialTrainer(task, workers)
+
+
+def _fleet(config: RunConfig) -> Fleet:
+    fleet, count = config.fleet, config.devices
+    if fleet.speeds:
+        seconds = read_speeds(Path(fleet.speeds), count)
+    else:
+        seconds = uniform_seconds(count, fleet.fastest, fleet.slowest, config.seed)
+    changes = read_trace(Path(fleet.trace), count) if fleet.trace else {}
+    return Fleet(seconds, changes, fleet.mean_up, fleet.mean_down, config.seed)

@@ -1,0 +1,142 @@
+"""Results that may not be computed yet, and the queue that computes many of them at once.
+
+A program asks for work (train, merge, …) and gets `Value`s back at once. Work is run when somebody needs a
+result: all queued work then runs in waves along its dependencies, jobs of one kind as one batch. What nobody
+can see any more (a crashed device's update) is never run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+Job = tuple[Any, ...]
+"""One call's arguments; a `Value` in them (or in a tuple among them) stands for its tensor."""
+
+
+class Op(ABC):
+    """A pure function over many jobs at once. Ops that compare equal may share a batch.
+
+    `run` returns one tuple of tensors per job, in the order of the jobs; a job's results must not depend on
+    what else is in the batch. Returned tensors are never written to again.
+    """
+
+    outputs: ClassVar[int]
+    heavy: ClassVar[bool] = False
+    """True: runs when everything light has run, so that its batch is as large as it can be."""
+
+    @abstractmethod
+    def run(self, jobs: Sequence[Job]) -> Sequence[tuple[Tensor, ...]]: ...
+
+
+class Node:
+    """One queued job and the (weakly held) values that wait for it."""
+
+    __slots__ = ("__weakref__", "args", "op", "values")
+
+    def __init__(self, op: Op, args: Job) -> None:
+        self.op = op
+        self.args = args
+        self.values: list[weakref.ref[Value]] = []
+
+    def ready(self) -> bool:
+        return all(value.node is None for value in values_in(self.args))
+
+
+class Value:
+    """Handle of an immutable tensor that may not be computed yet."""
+
+    __slots__ = ("__weakref__", "data", "node", "serial")
+
+    def __init__(self, data: Tensor | None = None, node: Node | None = None, serial: int = -1) -> None:
+        self.data = data
+        self.node = node
+        self.serial = serial
+
+    def get(self) -> Tensor:
+        """The tensor. Only engines and ops may look; a program uses `Context.read`."""
+        if self.data is None:
+            raise RuntimeError(f"value {self.serial} was read before it was computed")
+        return self.data
+
+    def __repr__(self) -> str:
+        return f"Value({self.serial}, {'queued' if self.data is None else tuple(self.data.shape)})"
+
+
+def values_in(thing: Any) -> Iterator[Value]:
+    """Every `Value` in nested tuples, lists and dicts."""
+    if isinstance(thing, Value):
+        yield thing
+    elif isinstance(thing, (tuple, list)):
+        for part in thing:
+            yield from values_in(part)
+    elif isinstance(thing, dict):
+        for part in thing.values():
+            yield from values_in(part)
+
+
+def resolve(thing: Any) -> Any:
+    """The same nested structure with tensors in place of values."""
+    if isinstance(thing, Value):
+        return thing.get()
+    if isinstance(thing, (tuple, list)):
+        return tuple(resolve(part) for part in thing)
+    return thing
+
+
+class Queue:
+    """Jobs not run yet, in the order they were asked for. Several simulations may share one queue."""
+
+    def __init__(self) -> None:
+        self._waiting: list[weakref.ref[Node]] = []
+        self.heavy = 0
+        self.batches: list[int] = []
+
+    def submit(self, op: Op, args: Job, serials: Sequence[int]) -> tuple[Value, ...]:
+        node = Node(op, args)
+        values = tuple(Value(None, node, serial) for serial in serials)
+        node.values = [weakref.ref(value) for value in values]
+        self._waiting.append(weakref.ref(node))
+        self.heavy += op.heavy
+        return values
+
+    def flush(self) -> None:
+        """Runs everything that somebody still waits for."""
+        nodes = [node for ref in self._waiting if (node := ref()) is not None]
+        self._waiting.clear()
+        self.heavy = 0
+        while nodes:
+            ready = [node for node in nodes if node.ready()]
+            light = [node for node in ready if not node.op.heavy]
+            wave = light or ready
+            if not wave:
+                raise RuntimeError("queued work depends on a result that no longer exists")
+            for op, group in _by_op(wave).items():
+                _run(op, group)
+                if op.heavy:
+                    self.batches.append(len(group))
+            done = {id(node) for node in wave}
+            nodes = [node for node in nodes if id(node) not in done]
+
+
+def _by_op(nodes: list[Node]) -> dict[Op, list[Node]]:
+    groups: dict[Op, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault(node.op, []).append(node)
+    return groups
+
+
+@torch.no_grad()
+def _run(op: Op, nodes: list[Node]) -> None:
+    results = op.run([tuple(resolve(arg) for arg in node.args) for node in nodes])
+    for node, outputs in zip(nodes, results, strict=True):
+        for ref, tensor in zip(node.values, outputs, strict=True):
+            value = ref()
+            if value is not None:
+                value.data, value.node = tensor, None
+        node.args = ()

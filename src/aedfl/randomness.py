@@ -1,0 +1,28 @@
+"""Counter-based randomness: a key, such as (seed, device, update, purpose), always gives the same numbers.
+
+Nothing is global and no generator's position matters, so what is drawn does not depend on what ran before.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+
+Key = int | str
+
+
+def digest(*key: Key) -> int:
+    """A 64-bit number that depends on every part of the key."""
+    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in key)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def generator(*key: Key) -> np.random.Generator:
+    """A NumPy generator for that key."""
+    return np.random.Generator(np.random.Philox(key=digest(*key)))
+
+
+def torch_seed(*key: Key) -> int:
+    """A seed for PyTorch, with room to add a step number to it."""
+    return digest(*key) >> 2

@@ -1,0 +1,107 @@
+"""Heterogeneous model aggregation on flat vectors, and the consensus distance between models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from aedfl.rules.reduce import total
+
+
+@torch.no_grad()
+def merge(vectors: Tensor, masks: Tensor | None, weights: Tensor, own: int = 0) -> Tensor:
+    """Formula parameterAggregation: per parameter `sum_j w_j o_j x_j / sum_j w_j o_j`.
+
+    vectors [B, M+1, P], masks bool [B, M+1, P] or None (everyone holds everything), weights [B, M+1]
+    -> [B, P]. Where no model with weight holds a parameter, the stored value of slot `own` stays. A slot
+    of weight 0 has no influence, whatever it contains: padding may be garbage, a diverged model is left out.
+    """
+    slots = weights.to(vectors.dtype).unsqueeze(-1).unbind(1)
+    held = None if masks is None else masks.unbind(1)
+    return _mean(vectors.unbind(1), slots, held, vectors[:, own])
+
+
+@torch.no_grad()
+def weighted_mean(
+    vectors: Sequence[Tensor],
+    weights: Sequence[float] | Tensor,
+    masks: Sequence[Tensor] | None = None,
+    fallback: Tensor | None = None,
+) -> Tensor:
+    """The same (masked) mean over a list of vectors [..., P], accumulated one by one, never stacked.
+
+    `weights` are n numbers (samples, for FedAvg) or a tensor whose rows broadcast against the vectors;
+    they need not sum to 1. `fallback` is the value where nobody holds a parameter; default: the first vector's.
+    """
+    first = vectors[0]
+    slots = [torch.as_tensor(w, dtype=first.dtype, device=first.device) for w in weights]
+    return _mean(vectors, slots, masks, first if fallback is None else fallback)
+
+
+def pairwise_average(left: Tensor, right: Tensor) -> Tensor:
+    """AD-PSGD's atomic average of two models; both sides get the same bits."""
+    return left * 0.5 + right * 0.5
+
+
+def merge_flops(models: int, parameters: int) -> int:
+    """Floating-point operations of one merge of `models` models."""
+    return 2 * models * parameters
+
+
+def consensus_distance(stack: Tensor, chunk: int = 1 << 22) -> Tensor:
+    """Root of the mean over pairs of `||m_i - m_j||^2` for models [n, P], in O(n P): a float64 scalar.
+
+    It is `sqrt(2n / (n-1))` times the root-mean-square distance to the mean model. At most `chunk`
+    numbers (n times a stretch of the vectors) are converted to float64 at a time.
+    """
+    width = max(1, chunk // stack.shape[0])
+    squares = [_squares_around_mean(part) for part in stack.split(width, dim=1)]
+    return _distance(torch.stack(squares).sum(), stack.shape[0])
+
+
+def streamed_consensus_distance(vectors: Iterable[Tensor]) -> Tensor:
+    """`consensus_distance` of vectors [P] that are walked through twice and never held together."""
+    if iter(vectors) is vectors:
+        raise TypeError("vectors must be an iterable that can be walked through twice, not an iterator")
+    mean, count = _running_mean(vectors)
+    squares = torch.zeros((), dtype=torch.float64, device=mean.device)
+    for vector in vectors:
+        squares += total((vector.double() - mean) ** 2)
+    return _distance(squares, count)
+
+
+def _mean(
+    vectors: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor] | None, fallback: Tensor
+) -> Tensor:
+    """Slot after slot, multiplication and addition apart: no fused rounding, no order that depends on shape."""
+    summed, scratch = torch.zeros_like(fallback), torch.empty_like(fallback)
+    holders = torch.zeros_like(weights[0]) if masks is None else torch.zeros_like(fallback)
+    zero = summed.new_zeros(())
+    for slot, (vector, weight) in enumerate(zip(vectors, weights, strict=True)):
+        held = weight > 0 if masks is None else (weight > 0) & masks[slot]
+        summed += torch.where(held, vector, zero, out=scratch).mul_(weight)
+        holders += torch.where(held, weight, zero)
+    return torch.where(holders > 0, summed.div_(holders), fallback)
+
+
+def _squares_around_mean(part: Tensor) -> Tensor:
+    part = part.double()
+    return total(((part - part.mean(0)) ** 2).flatten())
+
+
+def _running_mean(vectors: Iterable[Tensor]) -> tuple[Tensor, int]:
+    summed: Tensor | None = None
+    count = 0
+    for vector in vectors:
+        summed = vector.double() if summed is None else summed + vector
+        count += 1
+    if summed is None:
+        raise ValueError("the consensus distance of no models is not defined")
+    return summed / count, count
+
+
+def _distance(squares: Tensor, count: int) -> Tensor:
+    """From the summed squared distances to the mean; a single model is in consensus with itself."""
+    return (2 * squares / max(count - 1, 1)).sqrt()

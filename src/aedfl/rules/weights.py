@@ -1,0 +1,165 @@
+"""Dynamic weight update: how much each model counts in a merge, and how that is learned.
+
+Slot 0 of every [B, M+1] tensor is the device itself, slots 1 … M are its neighbours. Formula names
+are the labels of the AEDFL paper's dynamic weight update section.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from aedfl.rules.merge import merge
+from aedfl.rules.reduce import dot
+
+Derivative = Literal["paper", "exact"]
+Step = Literal["exponentiated", "raw"]
+
+# Below this share a float32 product loses its digits; such a model takes no part in the merge.
+NEGLIGIBLE = 1e-20
+
+
+def staleness(t_now: Tensor, t_arrival: Tensor) -> Tensor:
+    """Receiver-side age `max(1, t_i - t_j)` in local updates: [B], [B, M] -> float64 [B, M]."""
+    return (t_now.unsqueeze(-1) - t_arrival).clamp(min=1).double()
+
+
+def own_staleness(since_merge: Tensor, counted: bool) -> Tensor:
+    """The own model's age [B]: 1, or, when `counted`, 1 + own updates since anything was merged."""
+    age = since_merge.double().clamp(min=0) + 1
+    return age if counted else torch.ones_like(age)
+
+
+def importance(
+    samples: Tensor, control: Tensor, staleness: Tensor, loss: Tensor, loss_floor: float = 1e-3
+) -> Tensor:
+    """Formula importanceDef, `s * lambda / (sqrt(dt) * loss)`, in float64 and always finite.
+
+    All arguments [B, M+1]. A loss or an age that is infinite or not a number counts as the worst: importance 0.
+    """
+    age = staleness.double().clamp(min=1)
+    raw = samples.double() * control.double() / (age.sqrt() * loss.double().clamp(min=loss_floor))
+    return torch.where(raw.isfinite() & (raw > 0), raw, 0.0)
+
+
+def normalise(importance: Tensor, chosen: Tensor) -> Tensor:
+    """Formula weightDef: weights [B, M+1] that sum to 1 over the device itself and the `chosen` [B, M].
+
+    Where nobody has any importance, the device keeps its own model.
+    """
+    itself = torch.ones(chosen.shape[0], 1, dtype=torch.bool, device=chosen.device)
+    raw = torch.where(torch.cat([itself, chosen], 1), importance.double(), 0.0)
+    largest = raw.amax(1, keepdim=True)
+    raw = torch.where(largest > 0, raw / largest, _one_hot(raw))
+    weights = raw / _slot_sum(raw)
+    return torch.where(weights < NEGLIGIBLE, 0.0, weights)
+
+
+def control_gradient(
+    gradient: Tensor,
+    vectors: Tensor,
+    weights: Tensor,
+    control: Tensor,
+    masks: Tensor | None = None,
+    merged: Tensor | None = None,
+    kind: Derivative = "paper",
+) -> Tensor:
+    """Derivative of the loss by every control parameter lambda: float64 [B, M+1], 0 where no part was taken.
+
+    `gradient` [B, G] is that of the merged model; G may be shorter than P when buffers follow the
+    parameters. `vectors`, `masks` [B, M+1, P] and `weights` [B, M+1] are those of the merge,
+    `merged` [B, P] its result (computed here if absent), `control` the lambdas of that merge.
+
+    "paper" is formula derivative: only the term of the weight itself, `(1 - w_j) w_j / lambda_j * g·m_j`.
+    "exact" is the whole derivative, per parameter `w_j o_jp / S_p * (x_jp - merged_p) / lambda_j` with
+    `S_p = sum_k w_k o_kp`. Both are written in normalised weights: `c_j / S = w_j / lambda_j`.
+    """
+    vectors = vectors[..., : gradient.shape[1]]
+    masks = None if masks is None else masks[..., : gradient.shape[1]]
+    if kind == "paper":
+        slopes = _paper_slopes(gradient, vectors, weights, masks)
+    else:
+        merged = merge(vectors, masks, weights) if merged is None else merged[:, : gradient.shape[1]]
+        slopes = _exact_slopes(gradient, vectors, weights, masks, merged)
+    return slopes / control.double()
+
+
+def control_step(
+    control: Tensor,
+    gradient: Tensor,
+    rate: float,
+    mode: Step = "exponentiated",
+    low: float = 0.1,
+    high: float = 10.0,
+) -> Tensor:
+    """Formula control: the next lambdas [B, M+1], in the dtype of `control`.
+
+    "exponentiated": `lambda * exp(-rate * grad / max|grad|)` within [low, high], the largest taken per
+    device. "raw": the paper's `lambda - rate * grad`, kept above `low`. A gradient that is not finite counts as 0.
+    """
+    slope = torch.where(gradient.isfinite(), gradient.double(), 0.0)
+    if mode == "raw":
+        return (control.double() - rate * slope).clamp(min=low).to(control.dtype)
+    largest = slope.abs().amax(1, keepdim=True)
+    direction = torch.where(largest > 0, slope / largest, 0.0)
+    return (control.double() * torch.exp(-rate * direction)).clamp(low, high).to(control.dtype)
+
+
+def control_flops(models: int, parameters: int) -> int:
+    """Floating-point operations of one `control_gradient` over `models` models."""
+    return 4 * models * parameters
+
+
+def _paper_slopes(gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None) -> Tensor:
+    slopes = []
+    for slot in range(vectors.shape[1]):
+        weight = weights[:, slot].double()
+        held = _held(weights, masks, slot)
+        slopes.append(weight * (1 - weight) * dot(gradient, torch.where(held, vectors[:, slot], 0.0)))
+    return torch.stack(slopes, 1)
+
+
+def _exact_slopes(
+    gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None, merged: Tensor
+) -> Tensor:
+    holders = _holders(vectors, weights, masks)
+    slopes = []
+    for slot in range(vectors.shape[1]):
+        held = _held(weights, masks, slot)
+        share = torch.where(held, weights[:, slot, None].to(vectors.dtype) / holders, 0.0)
+        shift = torch.where(held, vectors[:, slot] - merged, 0.0)
+        slopes.append(dot(gradient, share * shift))
+    return torch.stack(slopes, 1)
+
+
+def _holders(vectors: Tensor, weights: Tensor, masks: Tensor | None) -> Tensor:
+    """`S_p`: the summed weight of the models that hold each parameter, [B, P], or [B, 1] without masks."""
+    weights = weights.to(vectors.dtype)
+    if masks is None:
+        return _slot_sum(weights)
+    holders = torch.zeros_like(vectors[:, 0])
+    for slot in range(vectors.shape[1]):
+        holders += weights[:, slot, None] * masks[:, slot]
+    return holders
+
+
+def _held(weights: Tensor, masks: Tensor | None, slot: int) -> Tensor:
+    taking_part = weights[:, slot, None] > 0
+    return taking_part if masks is None else taking_part & masks[:, slot]
+
+
+def _slot_sum(values: Tensor) -> Tensor:
+    """Sum over slots in slot order, so that empty slots at the end change nothing: [B, K] -> [B, 1]."""
+    result = torch.zeros_like(values[:, :1])
+    for slot in range(values.shape[1]):
+        result = result + values[:, slot : slot + 1]
+    return result
+
+
+def _one_hot(values: Tensor) -> Tensor:
+    only_self = torch.zeros_like(values)
+    only_self[:, 0] = 1
+    return only_self
+

@@ -1,0 +1,185 @@
+"""The simulated `Context`: verbs take virtual time, results come from the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import simpy
+
+from .. import costs
+from ..context import SERVER, Context, Message, Model, Size, Spawned, State, Trained
+from ..graph import Op, Value
+from ..randomness import generator
+from ..training.op import Train
+from ..training.plan import Indices, Plan
+from .clock import On, drive
+from .mailbox import Mailbox
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+
+class SimSpawned(Spawned):
+    """A second coroutine on the virtual clock."""
+
+    def __init__(self, process: simpy.Process) -> None:
+        self._process = process
+
+    def cancel(self) -> None:
+        if self._process.is_alive:
+            self._process.interrupt()
+
+
+class SimContext(Context):
+    """One device (or the server) of a simulation."""
+
+    def __init__(self, sim: Simulation, index: int, rows: Indices, held: Indices, speed: float) -> None:
+        self.sim = sim
+        self.task = sim.task
+        self.index = index
+        self.devices = sim.devices
+        self.samples = len(rows)
+        self.held_out = len(held)
+        self.update = 0
+        self.up = False
+        self.model: Model | None = None
+        self.mailbox = Mailbox()
+        self.processes: list[simpy.Process] = []
+        self.waits_for: dict[int, str] = {}
+        self._rows, self._held = rows, held
+        self._speed = speed
+        self._trainings = 0
+        self._saved: dict[str, Any] | None = None
+        self._since = 0.0
+
+    @property
+    def now(self) -> float:
+        return float(self.sim.env.now)
+
+    @property
+    def running(self) -> bool:
+        limit = self.sim.stop.updates
+        return not self.sim.stopped and (limit is None or self.update < limit)
+
+    @cached_property
+    def in_neighbours(self) -> tuple[int, ...]:
+        return () if self.index == SERVER else tuple(self.sim.topology.in_neighbours(self.index))
+
+    @cached_property
+    def out_neighbours(self) -> tuple[int, ...]:
+        return () if self.index == SERVER else tuple(self.sim.topology.out_neighbours(self.index))
+
+    def initial(self) -> Model:
+        return self.sim.start
+
+    def plan(self) -> Plan:
+        return self.sim.plan_at(self.update)
+
+    def random(self, purpose: str) -> np.random.Generator:
+        return generator(self.sim.seed, self.index, self.update, purpose)
+
+    async def train(self, model: Model, plan: Plan | None = None, anchor: Model | None = None) -> Trained:
+        plan = plan or self.plan()
+        self._trainings += 1
+        args = (
+            model.vector,
+            model.mask,
+            anchor.vector if anchor and plan.proximal else None,
+            self._rows,
+            (self.sim.seed, self.index, self._trainings),
+            plan.lr,
+            plan.epochs,
+        )
+        vector, loss, first_loss, gradient = self.sim.work.submit(Train(self.sim.trainer, plan.shape()), args)
+        samples = self.samples * plan.epochs
+        await self._spend(costs.training(model.size.macs, samples), "training")
+        self.sim.samples += samples
+        trained = Model(vector, model.size, model.mask)
+        return Trained(trained, loss, first_loss, gradient, plan.steps(self.samples))
+
+    async def compute(self, op: Op, *args: Any, flops: float, purpose: str) -> tuple[Value, ...]:
+        values = self.sim.work.submit(op, args)
+        await self._spend(flops, purpose)
+        return values
+
+    async def _spend(self, flops: float, purpose: str) -> None:
+        seconds = flops / self._speed
+        await On(self.sim.env.timeout(seconds))
+        self.sim.costs[purpose] = self.sim.costs.get(purpose, 0.0) + seconds
+
+    def batch(self, count: int, purpose: str, held_out: bool = False) -> Indices:
+        rows = self._held if held_out else self._rows
+        return self.random(purpose).permutation(rows)[:count]
+
+    async def read(self, *values: Value) -> list[Any]:
+        event = self.sim.env.event()
+        self.sim.reads.append((event, values))
+        return list(await On(event))
+
+    def send(self, to: int, model: Model | None = None, kind: str = "model", **fields: Any) -> None:
+        size = Size(0, 0.0) if model is None else model.size
+        masked = model is not None and model.mask is not None
+        count = costs.message(size.parameters, self.task.layout.size, masked, fields)
+        self.sim.post(Message(self.index, kind, model, fields), to, count)
+
+    def receive(self) -> list[Message]:
+        return self.mailbox.drain()
+
+    async def wait(self, timeout: float | None = None, kind: str | None = None) -> Message | None:
+        message = self.mailbox.take(kind)
+        if message is not None or timeout == 0:
+            return message
+        event = self.sim.env.event()
+        give_up = self.mailbox.wait(event, kind)
+        if timeout is not None:
+            timer = self.sim.env.timeout(timeout)
+            timer.callbacks.append(lambda _: give_up())
+        self.waits_for[id(event)] = f"a message of kind {kind!r}" if kind else "any message"
+        try:
+            arrived: Message | None = await On(event)
+        finally:
+            del self.waits_for[id(event)]
+        return arrived
+
+    async def sleep(self, seconds: float) -> None:
+        await On(self.sim.env.timeout(seconds))
+
+    def spawn(self, program: Coroutine[Any, Any, None]) -> SimSpawned:
+        process = self.sim.env.process(drive(program))
+        self.processes = [p for p in self.processes if p.is_alive] + [process]
+        return SimSpawned(process)
+
+    def publish(self, model: Model, **metrics: Any) -> None:
+        self.update += 1
+        self.model = model
+        self.sim.published(self, self._since, metrics)
+        self._since = self.now
+
+    def save(self, state: State) -> None:
+        self._saved = dict(state)
+
+    def restore(self) -> dict[str, Any] | None:
+        return None if self._saved is None else dict(self._saved)
+
+    def start(self) -> None:
+        """Starts the program from its top; after a crash it finds its saved state."""
+        self.up, self._since = True, self.now
+        program = self.sim.method.server if self.index == SERVER else self.sim.method.device
+        assert program is not None
+        self.spawn(program(self, self.sim.hyper))
+
+    def kill(self) -> None:
+        """Stops everything at once; unfinished work is lost, the mailbox and the saved state are not."""
+        self.up = False
+        self.mailbox.waiters.clear()
+        for process in self.processes:
+            if process.is_alive:
+                process.interrupt()
+        self.processes = []
+
+    @property
+    def finished(self) -> bool:
+        return self.up and not any(process.is_alive for process in self.processes)

@@ -1,0 +1,216 @@
+"""A simulation: contexts, network and fleet on one virtual clock, advanced from outside.
+
+`advance` runs events until a time, or until a program reads a result that is not computed yet. Whoever drives
+the simulation then flushes the queue, perhaps after advancing other simulations that share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import simpy
+from torch import Tensor
+
+from .. import costs
+from ..context import SERVER, Message, Method, Model, Size
+from ..errors import Deadlock
+from ..graph import Queue, Value
+from ..task import Task
+from ..training.plan import Indices, Plan, Trainer
+from .context import SimContext
+from .fleet import Change, Fleet
+from .network import Links, Network
+from .work import Work, plain
+
+SERVER_SPEED = 10.0
+"""A server computes this many times as fast as the fastest device."""
+
+
+class Neighbours(Protocol):
+    """What a simulation asks of a topology."""
+
+    def in_neighbours(self, device: int, /) -> Sequence[int]: ...
+
+    def out_neighbours(self, device: int, /) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When programs are told to stop: local updates per device; other conditions are the driver's."""
+
+    updates: int | None = None
+
+
+@dataclass
+class Journal:
+    """What programs read, in order; while replaying, the answers."""
+
+    record: Callable[[list[Any]], None] = lambda _: None
+    answers: Iterator[list[Any]] = field(default_factory=lambda: iter(()))
+
+
+Observer = Callable[[SimContext, float, dict[str, Any]], None]
+
+
+class Simulation:
+    """A fleet running one method. Everything about it follows from its arguments."""
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        hyper: Any,
+        task: Task,
+        trainer: Trainer,
+        start: Tensor,
+        rows: Sequence[Indices],
+        held_out: Sequence[Indices],
+        topology: Neighbours,
+        fleet: Fleet,
+        links: Links,
+        plan: Plan,
+        lr_decay: float,
+        seed: int,
+        stop: Stop,
+        queue: Queue,
+        lookahead: int = 256,
+        observer: Observer = lambda *_: None,
+    ) -> None:
+        self.env = simpy.Environment()
+        self.method, self.hyper, self.task, self.trainer = method, hyper, task, trainer
+        self.topology, self.seed, self.stop = topology, seed, stop
+        self.plan, self.lr_decay = plan, lr_decay
+        self.network = Network(links, seed)
+        self.work = Work(queue, lookahead)
+        self.journal = Journal()
+        self.observer = observer
+        self.devices = len(rows)
+        self.stopped = False
+        self.time = 0.0
+        self.updates = 0
+        self.samples = 0
+        self.costs: dict[str, float] = {}
+        self.reads: list[tuple[simpy.Event, tuple[Value, ...]]] = []
+        vector = self.work.known(start.to(task.device))
+        self.start = Model(vector, Size(task.layout.size, task.macs))
+        self._populate(rows, held_out, fleet)
+
+    def _populate(self, rows: Sequence[Indices], held_out: Sequence[Indices], fleet: Fleet) -> None:
+        mean = sum(len(own) for own in rows) / len(rows)
+        update = max(1.0, costs.training(self.task.macs, mean * self.plan.epochs))
+        speeds = [update / seconds for seconds in fleet.seconds]
+        self.contexts = [
+            SimContext(self, index, own, held, speed)
+            for index, (own, held, speed) in enumerate(zip(rows, held_out, speeds, strict=True))
+        ]
+        self.server: SimContext | None = None
+        if self.method.server is not None:
+            empty = rows[0][:0]
+            self.server = SimContext(self, SERVER, empty, empty, max(speeds) * SERVER_SPEED)
+            self.server.start()
+        self._lives = len(self.contexts)
+        for context in self.contexts:
+            self._schedule(context, fleet.life(context.index))
+
+    def _schedule(self, context: SimContext, life: Iterator[Change]) -> None:
+        """Puts the device's next change on the clock; the change then schedules the one after it."""
+        change = next(life, None)
+        if change is None:
+            self._lives -= 1
+            return
+        time, event = change
+
+        def happen(_: simpy.Event | None = None) -> None:
+            if event == "join" and not context.up:
+                context.start()
+            elif event != "join" and context.up:
+                context.kill()
+            if event == "leave":
+                self._lives -= 1
+            else:
+                self._schedule(context, life)
+
+        if time <= 0:
+            happen()
+        else:
+            self.env.timeout(time - self.env.now).callbacks.append(happen)
+
+    def plan_at(self, update: int) -> Plan:
+        """The run's training plan with the learning rate decayed by the number of local updates."""
+        return replace(self.plan, lr=self.plan.lr * (1.0 - self.lr_decay) ** update)
+
+    def node(self, index: int) -> SimContext | None:
+        return self.server if index == SERVER else self.contexts[index]
+
+    def post(self, message: Message, to: int, count: int) -> None:
+        """Sends a message on its way; it is lost if the receiver is not there when it arrives."""
+        arrival = self.network.transfer(message.source, to, count, self.env.now)
+        if arrival is not None:
+            timer = self.env.timeout(arrival - self.env.now)
+            timer.callbacks.append(lambda _: self._arrive(message, to))
+
+    def _arrive(self, message: Message, to: int) -> None:
+        receiver = self.node(to)
+        if receiver is not None and receiver.up:
+            receiver.mailbox.deliver(message)
+        else:
+            self.network.lost += 1
+
+    def published(self, context: SimContext, since: float, metrics: dict[str, Any]) -> None:
+        self.updates += context.index != SERVER
+        self.observer(context, since, metrics)
+
+    @property
+    def done(self) -> bool:
+        """True when no program will do anything more: the server's has ended, or every device's has."""
+        if self.server is not None:
+            return self.server.finished
+        ended = all(context.finished or not context.up for context in self.contexts)
+        return ended and (self.env.peek() == float("inf") or all(context.finished for context in self.contexts))
+
+    def advance(self, until: float) -> bool:
+        """Runs all events up to and including `until`; False if a read needs the queue to be flushed first."""
+        env = self.env
+        while True:
+            if self.reads and not self._answer():
+                return False
+            time = env.peek()
+            if time > until or time == float("inf"):
+                break
+            env.step()
+        if time == float("inf"):
+            self._check_deadlock()
+        self.time = float(env.now) if self.done else until
+        return True
+
+    def _answer(self) -> bool:
+        for event, values in self.reads:
+            if self.work.replaying:
+                event.succeed(next(self.journal.answers))
+                continue
+            if any(value.data is None for value in values):
+                return False
+        if not self.work.replaying:
+            for event, values in self.reads:
+                answer = [plain(value) for value in values]
+                self.journal.record(answer)
+                event.succeed(answer)
+        self.reads.clear()
+        return True
+
+    def _check_deadlock(self) -> None:
+        if self.done:
+            return
+        nodes = [*self.contexts, *([self.server] if self.server else [])]
+        stuck = [(node.index, what) for node in nodes for what in node.waits_for.values()]
+        if not stuck:
+            return
+        named = ", ".join(f"{_name(index)} for {what}" for index, what in stuck[:8])
+        more = f" and {len(stuck) - 8} more" if len(stuck) > 8 else ""
+        raise Deadlock(f"nothing can happen any more at virtual time {self.env.now:g} s: waiting are {named}{more}")
+
+
+def _name(index: int) -> str:
+    return "the server" if index == SERVER else f"device {index}"

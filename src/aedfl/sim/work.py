@@ -1,0 +1,71 @@
+"""One simulation's share of the queue: numbered values, and replay of what an earlier process computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from ..graph import Job, Op, Queue, Value
+
+
+class Work:
+    """Numbers every value in the order in which the programs ask, which is the same in every run of a seed.
+
+    While replaying, nothing is queued: values stay empty, reads are answered from the journal, and `restore`
+    fills in the values that were alive when the checkpoint was made.
+    """
+
+    def __init__(self, queue: Queue, lookahead: int = 256) -> None:
+        self.queue = queue
+        self.lookahead = lookahead
+        self.alive: WeakValueDictionary[int, Value] = WeakValueDictionary()
+        self.replaying = False
+        self._next = 0
+
+    def _numbers(self, count: int) -> range:
+        first = self._next
+        self._next += count
+        return range(first, first + count)
+
+    def known(self, data: Tensor) -> Value:
+        """A value that needs no computing."""
+        value = Value(data, None, self._numbers(1)[0])
+        self.alive[value.serial] = value
+        return value
+
+    def submit(self, op: Op, args: Job) -> tuple[Value, ...]:
+        numbers = self._numbers(op.outputs)
+        if self.replaying:
+            values = tuple(Value(None, None, number) for number in numbers)
+        else:
+            values = self.queue.submit(op, args, numbers)
+            if self.queue.heavy >= self.lookahead:
+                self.queue.flush()
+        self.alive.update({value.serial: value for value in values})
+        return values
+
+    def snapshot(self) -> Iterator[tuple[str, Tensor]]:
+        """Every value that somebody still holds; all of them are computed after a flush."""
+        for serial, value in sorted(self.alive.items()):
+            if value.data is not None:
+                yield str(serial), value.data
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        for serial, value in self.alive.items():
+            if value.data is None and str(serial) in tensors:
+                value.data = tensors[str(serial)]
+        self.replaying = False
+
+
+def plain(value: Any) -> Any:
+    """Values become Python numbers or lists, everywhere in a nested structure."""
+    if isinstance(value, Value):
+        return value.get().tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(part) for part in value]
+    return value

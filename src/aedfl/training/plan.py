@@ -1,0 +1,79 @@
+"""What local training is asked to do: settings, one job, and the order of its samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ..randomness import generator
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of local SGD. No method copies the loop: what it wants changed is a field here."""
+
+    epochs: int = 4
+    batch_size: int = 50
+    lr: float = 0.03
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal: float = 0.0
+    """mu of `mu/2 ||w - anchor||^2`, added to the loss."""
+    clip_norm: float | None = None
+    """Largest norm of a step's gradient."""
+    probe: bool = False
+    """Return the first mini-batch's gradient as well."""
+
+    def shape(self) -> Plan:
+        """What jobs of one batch must have in common; epochs and learning rate may differ."""
+        return replace(self, epochs=0, lr=0.0)
+
+    def steps(self, samples: int) -> int:
+        return self.epochs * -(-samples // self.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """One device's local training, with everything it depends on."""
+
+    vector: Tensor
+    samples: Indices
+    """Sample numbers of the device's training data in the data set."""
+    key: tuple[int | str, ...]
+    """Key of the order of the samples and of dropout."""
+    lr: float
+    epochs: int
+    mask: Tensor | None = None
+    anchor: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """See `context.Trained`."""
+
+    vector: Tensor
+    loss: Tensor
+    first_loss: Tensor
+    gradient: Tensor
+
+
+class Trainer(Protocol):
+    """A back end. A job's result does not depend on the other jobs of the call."""
+
+    def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]: ...
+
+
+def batches(job: TrainJob, batch_size: int) -> Indices:
+    """Sample numbers [steps, batch_size] of all epochs, each in an order of its own; -1 pads the last batch."""
+    count = len(job.samples)
+    steps = -(-count // batch_size)
+    order = np.full((job.epochs, steps * batch_size), -1, dtype=np.int64)
+    random = generator(*job.key, "batches")
+    for epoch in range(job.epochs):
+        order[epoch, :count] = job.samples[random.permutation(count)]
+    return order.reshape(job.epochs * steps, batch_size)
