@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from .graph import Op, Value
 from .task import Task
@@ -22,7 +23,8 @@ SERVER = -1
 """Index of the server, in methods that have one."""
 
 State = Mapping[str, Any]
-"""What `Context.save` keeps: names to models, values, numbers, strings, and lists, tuples or dicts of those."""
+"""What `Context.save` keeps: names to models, values, numbers and strings, and lists, dicts or frozen dataclasses of
+those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,10 @@ class Context(ABC):
         Jobs of many devices with equal ops run as one batch. `args` may hold values, tuples of values, and
         plain objects.
         """
+
+    @abstractmethod
+    def known(self, data: Tensor) -> Value:
+        """A value for a tensor that needs no computing, such as a start value."""
 
     @abstractmethod
     def batch(self, count: int, purpose: str, held_out: bool = False) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -68,6 +68,20 @@ class Value:
         return f"Value({self.serial}, {'queued' if self.data is None else tuple(self.data.shape)})"
 
 
+class Chosen:
+    """Items of which those count whose flag is set, once the flags are known; for the record."""
+
+    __slots__ = ("flags", "items")
+
+    def __init__(self, items: tuple[Any, ...], flags: Value) -> None:
+        self.items = items
+        self.flags = flags
+
+    def settled(self) -> list[Any]:
+        flags = self.flags.get().tolist()
+        return [list(item) for item, flag in zip(self.items, flags, strict=True) if flag]
+
+
 def values_in(thing: Any) -> Iterator[Value]:
     """Every `Value` in nested tuples, lists and dicts."""
     if isinstance(thing, Value):

@@ -1,7 +1,8 @@
 """Flat vectors: a model is one float vector plus this description of what lies where.
 
-Trainable parameters come first and buffers (running statistics and the like) after them, so that
-`vector[:layout.parameters]` is what a gradient has and `vector` is what travels and is merged.
+Trainable parameters come first, then what no gradient changes: frozen parameters and buffers (running
+statistics and the like). So `vector[:layout.parameters]` is what a gradient has, and `vector` is what travels
+and is merged.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ class Layout:
     def of(cls, module: nn.Module) -> Layout:
         entries: list[Entry] = []
         offset = 0
+        parameters = list(module.named_parameters())
         named: list[tuple[bool, Iterable[tuple[str, Tensor]]]] = [
-            (True, module.named_parameters()),
+            (True, [(name, tensor) for name, tensor in parameters if tensor.requires_grad]),
+            (False, [(name, tensor) for name, tensor in parameters if not tensor.requires_grad]),
             (False, module.named_buffers()),
         ]
         for trainable, tensors in named:
@@ -72,21 +75,23 @@ class Layout:
         return torch.cat(parts) if parts else torch.empty(0)
 
     def views(self, vector: Tensor, buffers: Tensor | None = None) -> dict[str, Tensor]:
-        """The vector (or its trainable part and its buffers) as named tensors; float32 ones are views."""
+        """The vector as named tensors, views where they are float32.
+
+        With `buffers`, `vector` is the trainable part; the rest are copies that a forward pass may write to.
+        """
         named: dict[str, Tensor] = {}
         for e in self.entries:
-            part, offset = (vector, 0) if e.trainable or buffers is None else (buffers, self.parameters)
-            view = part[e.offset - offset : e.end - offset].view(e.shape)
+            if e.trainable or buffers is None:
+                view = vector[e.offset : e.end].view(e.shape)
+            else:
+                view = buffers[e.offset - self.parameters : e.end - self.parameters].view(e.shape).clone()
             named[e.name] = view if e.dtype == torch.float32 else view.to(e.dtype)
         return named
 
     def collect(self, named: dict[str, Tensor], buffers: Tensor) -> Tensor:
-        """The buffers' part of the vector after a forward pass: counters are copies in `named`, not views."""
-        for e in self.entries:
-            if not e.trainable and e.dtype != torch.float32:
-                start = e.offset - self.parameters
-                buffers[start : start + e.numel] = named[e.name].reshape(-1).to(torch.float32)
-        return buffers
+        """The part of the vector behind the trainable one, after a forward pass that may have changed it."""
+        parts = [named[e.name].reshape(-1).to(torch.float32) for e in self.entries if not e.trainable]
+        return torch.cat(parts) if parts else buffers
 
     def load(self, module: nn.Module, vector: Tensor) -> None:
         """Copies the vector into the module's tensors."""

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from .graph import Job, Op
 from .rules.merge import weighted_mean
+from .rules.reduce import norm
+from .task import Task
+from .training.plan import Indices
 
 
 @dataclass(frozen=True)
@@ -20,3 +24,39 @@ class WeightedMean(Op):
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         return [(weighted_mean(list(vectors), [w / sum(weights) for w in weights]),) for vectors, weights in jobs]
+
+
+@dataclass(frozen=True)
+class LargestNorm(Op):
+    """Jobs are (largest [], vector); the result is the larger of the two: `largest`, or the vector's norm."""
+
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [(torch.maximum(largest, norm(vector).to(largest)),) for largest, vector in jobs]
+
+
+@dataclass(frozen=True)
+class HeldOut(Op):
+    """Jobs are (vector, mask or None, rows); results are loss [] and gradient [parameters] at the masked model.
+
+    The model is in evaluation mode; pruned entries have no gradient.
+    """
+
+    task: Task
+    outputs: ClassVar[int] = 2
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [self._one(*job) for job in jobs]
+
+    def _one(self, vector: Tensor, mask: Tensor | None, rows: Indices) -> tuple[Tensor, ...]:
+        task = self.task
+        flat = task.evaluation_module
+        flat.load(vector if mask is None else vector * mask)
+        flat.gradient.zero_()
+        x, y = task.gather(torch.from_numpy(rows).to(task.device))
+        with torch.enable_grad():
+            loss = task.loss(flat.module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+        gradient = flat.gradient.clone() if mask is None else flat.gradient * mask[: task.layout.parameters]
+        return loss.detach(), gradient

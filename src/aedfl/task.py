@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from .data import Dataset, Split
 from .errors import UserError
 from .layout import Layout
-from .training.dropout import Dropout, keyed
+from .training import traits
+from .training.dropout import keyed
+from .training.flat import FlatModule
 
 if TYPE_CHECKING:
     from .sparsity import ChannelGroups
@@ -26,6 +28,7 @@ _EXAMPLE_LOSSES: dict[Any, Callable[..., Tensor]] = {
     F.l1_loss: F.l1_loss,
     F.smooth_l1_loss: F.smooth_l1_loss,
 }
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss)
 
 
 class Task:
@@ -39,15 +42,15 @@ class Task:
         metric: Loss | None = None,
         device: str = "cpu",
     ) -> None:
+        self._given = deepcopy(module).cpu()
         self.module = keyed(deepcopy(module)).to(device)
         self.dataset = dataset
         self.device = torch.device(device)
         self.layout = Layout.of(self.module)
         self.start = self.layout.flatten(self.module)
-        self.loss = loss or (F.cross_entropy if dataset.classes else F.mse_loss)
+        self.loss = loss or (F.cross_entropy if dataset.classes else squared_error)
         self.metric = metric or (_hits if dataset.classes else _negative_error)
         self.metric_name = _name(metric) if metric else "accuracy" if dataset.classes else "negative_squared_error"
-        self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
         self._check()
 
     def _check(self) -> None:
@@ -55,19 +58,29 @@ class Task:
         x, y = self.gather(torch.arange(min(2, len(self.dataset.train))))
         try:
             with torch.no_grad():
-                self.loss(deepcopy(self.module).eval()(x), y)
+                output = deepcopy(self.module).eval()(x)
+                self._check_shapes(output, y)
+                self.loss(output, y)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            shape, text = tuple(x.shape[1:]), str(error).splitlines()[0]
+            shape, text = tuple(x.shape[1:]), (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"model {type(self.module).__name__} does not fit data set {self.dataset.name} "
                 f"with inputs of shape {shape}: {text}"
             ) from error
 
+    def _check_shapes(self, output: Tensor, target: Tensor) -> None:
+        """An elementwise loss would broadcast shapes that differ, and quietly mean something else."""
+        functions = (F.mse_loss, F.l1_loss, F.smooth_l1_loss)
+        elementwise = isinstance(self.loss, _ELEMENTWISE) or self.loss in functions
+        if elementwise and output.shape != target.shape:
+            shapes = f"shape {tuple(output.shape[1:])}, targets {tuple(target.shape[1:])}"
+            raise ValueError(f"each output has {shapes}")
+
     @cached_property
     def example_loss(self) -> Loss | None:
         """The loss of each sample, where the loss is known to be their mean; None for a user's own."""
-        if isinstance(self.loss, nn.CrossEntropyLoss | nn.MSELoss | nn.L1Loss) and self.loss.reduction == "mean":
-            module = deepcopy(self.loss)
+        if _is_mean(self.loss):
+            module: Any = deepcopy(self.loss)
             module.reduction = "none"
             return lambda output, target: _per_sample(module(output, target))
         function = _EXAMPLE_LOSSES.get(self.loss)
@@ -76,17 +89,25 @@ class Task:
     @cached_property
     def whole_batches(self) -> bool:
         """True where padding rows would be seen: batch statistics, or a loss that is not a known mean."""
-        norms = (nn.modules.batchnorm._BatchNorm,)
-        return self.example_loss is None or any(isinstance(m, norms) for m in self.module.modules())
+        return self.example_loss is None or traits.mixes_samples(self.module, self._few())
+
+    @cached_property
+    def least_batch(self) -> int:
+        """Samples that a mini-batch needs: 2 where batch statistics of one would not be defined."""
+        return 2 if traits.refuses_one_sample(self.module, self._few()) else 1
 
     @cached_property
     def draws_randomness(self) -> bool:
         """True if the module draws numbers from torch's global generator (a functional dropout, say)."""
-        x, _ = self.gather(torch.arange(min(2, len(self.dataset.train))))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            before = torch.random.get_rng_state()
-            deepcopy(self.module).train()(x)
-            return not torch.equal(before, torch.random.get_rng_state())
+        return traits.draws_randomness(self.module, self._few())
+
+    @cached_property
+    def replaces_buffers(self) -> bool:
+        """True if the module assigns new tensors to its buffers, which `vmap` would not see."""
+        return traits.replaces_buffers(self.module, self._few())
+
+    def _few(self) -> Tensor:
+        return self.gather(torch.arange(min(2, len(self.dataset.train))))[0]
 
     @cached_property
     def train_data(self) -> Split:
@@ -107,6 +128,34 @@ class Task:
         split = self.test_data if test else self.train_data
         return self.dataset.inputs(split.x[rows]), split.y[rows]
 
+    def module_with(self, vector: Tensor) -> nn.Module:
+        """A copy of the module as it was given, with these weights, in evaluation mode on the CPU."""
+        module = deepcopy(self._given)
+        self.layout.load(module, vector.cpu())
+        return module.eval()
+
+    @cached_property
+    def evaluation_module(self) -> FlatModule:
+        """A module in evaluation mode, to be loaded with one vector after the other."""
+        flat = FlatModule(self.module, self.layout, self.device)
+        flat.module.eval()
+        return flat
+
+    def units_of(self, mask: Tensor) -> Tensor | None:
+        """The kept units of a structured mask [layout.size]; None if the mask cuts through units."""
+        groups = self.groups
+        if not groups.count:
+            return None
+        kept = groups.sums(mask[: self.layout.parameters].to(torch.float32)) > 0
+        return kept if torch.equal(groups.expand(kept), mask) else None
+
+    @cached_property
+    def output_size(self) -> int:
+        """Numbers that the model says about one sample."""
+        x, _ = self.gather(torch.arange(1))
+        with torch.no_grad():
+            return int(self.evaluation_module.module(x)[0].numel())
+
     @cached_property
     def macs(self) -> float:
         """Multiply-accumulates of one sample's forward pass through the unpruned model."""
@@ -121,7 +170,23 @@ class Task:
         from .sparsity import ChannelGroups
 
         x, _ = self.gather(torch.arange(1))
-        return ChannelGroups.of(self.module, x)
+        with torch.enable_grad():  # the dependencies are traced by autograd, also in the middle of a flush
+            return ChannelGroups.of(self.module, x)
+
+
+def squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """For outputs [B] and [B, 1] alike: targets [B] are never broadcast to [B, B]."""
+    return F.mse_loss(output.reshape(target.shape), target, reduction=reduction)
+
+
+_EXAMPLE_LOSSES[squared_error] = squared_error
+
+
+def _is_mean(loss: Loss) -> bool:
+    """True for PyTorch's loss modules that are the plain mean over samples; class weights make it another."""
+    if type(loss) is nn.CrossEntropyLoss:
+        return loss.reduction == "mean" and loss.weight is None and loss.ignore_index < 0
+    return type(loss) in _ELEMENTWISE and loss.reduction == "mean"  # type: ignore[attr-defined]
 
 
 def _per_sample(losses: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def test_overrides_are_typed_dotted_and_beaten_by_arguments() -> None:
         ("seed=-1", ["seed = -1"]),
         ("seed.x=1", ["seed"]),
         ("training=3", ["[training]", "section", "3"]),
-        ("record.trackers=[\"tensorbored\"]", ["tensorbored", "'tensorboard'"]),
+        ('record.trackers=["tensorbored"]', ["tensorbored", "'tensorboard'"]),
         ("nonsense", ["'nonsense'", "key=value"]),
     ],
 )
@@ -161,7 +161,9 @@ def test_anything_that_fits_survives_a_round_trip(
 
 def test_the_hash_sees_what_matters_and_nothing_else() -> None:
     base = c.config_hash(c.load("digits"))
-    same = "record.updates=false engine.threads=1 engine.lookahead=9 data.directory=x engine.cache_budget_mib=9"
+    same = (
+        "record.updates=false engine.threads=1 engine.lookahead=9 data.directory=x engine.cache_budget_mib=9"
+    )
     different = "seed=1 training.lr=0.2 hyper.a=1 stop.updates=3 engine.precision=bf16 evaluation.every=2"
     assert {c.config_hash(c.load("digits", [key])) for key in same.split()} == {base}
     assert len({c.config_hash(c.load("digits", [key])) for key in different.split()} | {base}) == 7

@@ -77,9 +77,9 @@ def _update(
         share = min(1.0, start / seconds)
         weights = random.dirichlet(np.ones(count + 1))
         row |= {
-            "weights": weights.tolist(),
-            "control": np.exp(random.normal(0, 0.2 + share / 2, count + 1)).tolist(),
-            "chosen": sources,
+            "weights": [*weights.tolist(), 0.0],
+            "control": np.exp(random.normal(0, 0.2 + share / 2, count + 2)).tolist(),
+            "priorities": random.uniform(0.3, 0.5 + share / 2, count).tolist(),
             "prune_rate": share / 2,
             "kept": {
                 f"conv{i}": round(width * (1 - share * i / 8)) for i, width in enumerate((16, 32, 64, 64), 1)
@@ -100,15 +100,15 @@ def _metrics(
                 "time": time,
                 "accuracy": accuracy,
                 "loss": float(2.3 * np.exp(-time * speed / 50) + 0.1),
-                "local_accuracy": accuracy - 0.05 * (1 - done / 2),
-                "worst_tenth": accuracy - 0.16 * (1 - done / 2),
+                "local_accuracy": accuracy * 0.95,
+                "worst_tenth": accuracy * 0.85,
                 "updates": int(updates * done),
                 "samples": int(updates * done) * 72,
                 "bytes_sent": int(updates * done * 38_000 / speed),
                 "mmacs": 0.652 * (1 - 0.4 * done * extras),
                 "staleness": 1.4,
                 "consensus": float(3 * np.exp(-time / 80) + 0.2),
-                "costs": {"training": 900 * done, "merging": 12 * done, "selection": 31 * done, "pruning": 60 * done},
+                "costs": {"training": 900 * done, "merging": 12 * done, "selection": 31 * done},
             }
         )
     return rows

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ..context import Method
 from ..errors import UserError
-from . import aedfl_0 as _aedfl_0
+from . import aedfl as _aedfl
 
-METHODS: dict[str, Method] = {method.name: method for method in (_aedfl_0.METHOD,)}
+METHODS: dict[str, Method] = {method.name: method for method in (*_aedfl.VARIANTS,)}
 
 
 def get(name: str) -> Method:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -79,15 +79,14 @@ def _read(spec: HubSet, folder: Path) -> Dataset:
 
 def _build_images(spec: HubSet, files: Files, folder: Path) -> None:
     assert spec.look is not None
-    column = parquet.find_column(files.train[0], spec.columns)
     labels = {s: parquet.read_labels(p) for s, p in (("train", files.train), ("test", files.test))}
     fix: Callable[[Pixels], Pixels] = np.ascontiguousarray
     if spec.name == "emnist-letters":
-        labels, fix = emnist.as_here(labels, files.train, column, spec.look)
+        labels, fix = emnist.as_here(labels, files.train, spec.columns, spec.look)
     tally = Tally()
     with progress(f"decoding {spec.name}", sum(map(len, labels.values()))) as advance:
         for split, paths in (("train", files.train), ("test", files.test)):
-            chunks = (fix(chunk) for chunk in decode_files(paths, column, spec.look))
+            chunks = (fix(chunk) for chunk in decode_files(paths, spec.columns, spec.look))
             counted = _watched(chunks, advance, tally if split == "train" else None)
             write_npy(folder / f"{split}_x.npy", counted, len(labels[split]))
     _write_labels(spec, labels, folder)
@@ -96,21 +95,20 @@ def _build_images(spec: HubSet, files: Files, folder: Path) -> None:
 
 
 def _build_text(spec: HubSet, files: Files, folder: Path) -> None:
-    column = parquet.find_column(files.train[0], spec.columns)
     labels = {s: parquet.read_labels(p) for s, p in (("train", files.train), ("test", files.test))}
-    words = text.build_vocabulary(review for some in _texts(files.train, column) for review in some)
+    words = text.build_vocabulary(review for some in _texts(files.train, spec.columns) for review in some)
     with progress(f"reading {spec.name}", sum(map(len, labels.values()))) as advance:
         for split, paths in (("train", files.train), ("test", files.test)):
-            chunks = (text.encode(some, words) for some in _texts(paths, column))
+            chunks = (text.encode(some, words) for some in _texts(paths, spec.columns))
             write_npy(folder / f"{split}_x.npy", _watched(chunks, advance), len(labels[split]))
     _write_labels(spec, labels, folder)
     (folder / "vocabulary.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     _write_meta(spec, files, folder, vocabulary=len(words))
 
 
-def _texts(paths: Iterable[Path], column: str) -> Iterator[list[str]]:
+def _texts(paths: Iterable[Path], columns: Sequence[str]) -> Iterator[list[str]]:
     for path in paths:
-        for array in parquet.batches(path, column, 1024):
+        for array in parquet.batches(path, columns, 1024):
             yield [str(review) for review in array.to_pylist()]
 
 

@@ -65,14 +65,14 @@ def _size(shape: Sequence[int]) -> str:
     return f"{shape[0]}x{shape[1]}"
 
 
-def decode_files(paths: Iterable[Path], column: str, look: Look) -> Iterator[Pixels]:
-    """All images of a column, file after file, in chunks; few chunks are in memory at a time."""
+def decode_files(paths: Iterable[Path], columns: Sequence[str], look: Look) -> Iterator[Pixels]:
+    """All images, file after file, of the first of these columns that each has; few chunks live at once."""
     with ThreadPoolExecutor(WORKERS) as pool:
         waiting: deque[Future[Pixels]] = deque()
         for path in paths:
             first = 0
-            for array in batches(path, column, CHUNK):
-                job = partial(decode, image_bytes(array, path, column), look, first, str(path))
+            for array in batches(path, columns, CHUNK):
+                job = partial(decode, image_bytes(array, path), look, first, str(path))
                 waiting.append(pool.submit(job))
                 first += len(array)
                 if len(waiting) > 2 * WORKERS:

@@ -24,7 +24,7 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise UserError(f"{path} is not a readable Parquet file, truncated or damaged: {reason}") from error
 
@@ -40,9 +40,16 @@ def rows(paths: Iterable[Path]) -> int:
     return sum(int(open_parquet(path).metadata.num_rows) for path in paths)
 
 
+def column_names(path: Path) -> list[str]:
+    """The names of the file's columns, in order."""
+    file = open_parquet(path)
+    with _translated(path):
+        return [str(name) for name in file.schema_arrow.names]
+
+
 def find_column(path: Path, candidates: Sequence[str]) -> str:
     """The first of these columns that the file has."""
-    present = open_parquet(path).schema_arrow.names
+    present = column_names(path)
     for name in candidates:
         if name in present:
             return name
@@ -50,9 +57,9 @@ def find_column(path: Path, candidates: Sequence[str]) -> str:
     raise UserError(f"{path} has no column {wanted}, only {', '.join(map(repr, present)) or 'none at all'}")
 
 
-def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
-    """The column in arrays of at most `size` rows, in file order, without reading all of it at once."""
-    file = open_parquet(path)
+def batches(path: Path, candidates: Sequence[str], size: int) -> Iterator[pa.Array]:
+    """The first of these columns that the file has, in arrays of at most `size` rows, read as needed."""
+    column, file = find_column(path, candidates), open_parquet(path)
     with _translated(path):
         for batch in file.iter_batches(batch_size=size, columns=[column]):
             yield no_nulls(batch.column(0), path, column)
@@ -60,6 +67,7 @@ def batches(path: Path, column: str, size: int) -> Iterator[pa.Array]:
 
 def read(path: Path, column: str) -> pa.ChunkedArray:
     """One whole column."""
+    find_column(path, [column])
     file = open_parquet(path)
     with _translated(path):
         return no_nulls(file.read(columns=[column]).column(0), path, column)
@@ -72,12 +80,12 @@ def no_nulls(array: Any, path: Path, column: str) -> Any:
     return array
 
 
-def image_bytes(array: pa.Array, path: Path, column: str) -> list[bytes]:
+def image_bytes(array: pa.Array, path: Path) -> list[bytes]:
     """Encoded images of a hub column: a struct with `bytes`, or plain binary."""
     if pa.types.is_struct(array.type) and array.type.get_field_index("bytes") >= 0:
-        array = no_nulls(pc.struct_field(array, "bytes"), path, f"{column}.bytes")
+        array = no_nulls(pc.struct_field(array, "bytes"), path, "bytes")
     if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
-        raise UserError(f"column '{column}' of {path} holds {array.type}, not encoded images")
+        raise UserError(f"the image column of {path} holds {array.type}, not encoded images")
     blobs: list[bytes] = array.to_pylist()
     return blobs
 

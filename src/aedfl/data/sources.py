@@ -98,6 +98,8 @@ def download(name: str, source: Source, local_only: bool = False) -> Path:
             )
         )
     except Exception as error:  # its own errors, the HTTP library's and the system's have no common class
+        if local_only:
+            raise UserError(f"data set '{name}' has not been downloaded yet from {source.hub}") from error
         raise UserError(
             f"data set '{name}' could not be downloaded from the Hugging Face hub ({source.hub}, "
             f"{type(error).__name__}): {help_}"

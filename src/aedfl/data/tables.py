@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from .images import Look, decode
-from .parquet import image_bytes, open_parquet, read
+from .parquet import column_names, image_bytes, open_parquet, read
 
 TARGETS = ("label", "labels", "target", "y")
 
@@ -23,7 +23,7 @@ def read_table(path: Path, features: Sequence[str] | None, target: str | None) -
     One image column gives uint8 [n, C, H, W]; one list column gives [n, ...] of its number type;
     columns of plain numbers give float32 [n, columns] in the order of the file (or of `features`).
     """
-    names = open_parquet(path).schema_arrow.names
+    names = column_names(path)
     y = _pick_target(path, names, target)
     chosen = list(features) if features else [name for name in names if name != y]
     for name in chosen:
@@ -64,7 +64,7 @@ def _pictures(path: Path, name: str) -> NDArray[Any]:
 
     from PIL import Image
 
-    blobs = image_bytes(read(path, name).combine_chunks(), path, name)
+    blobs = image_bytes(read(path, name).combine_chunks(), path)
     try:
         grey = bool(blobs) and Image.open(BytesIO(blobs[0])).mode in ("1", "L")
     except OSError as error:

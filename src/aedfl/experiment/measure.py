@@ -12,6 +12,7 @@ from ..context import Model
 from ..randomness import generator
 from ..rules.merge import streamed_consensus_distance, weighted_mean
 from ..sim.simulation import Simulation
+from ..sim.work import plain
 from ..training.evaluate import Evaluator
 from .config import RunConfig
 from .workshop import Rows
@@ -25,15 +26,15 @@ class Measure:
         count = min(config.devices, config.evaluation.local_devices)
         chosen = generator(config.seed, "evaluated devices").permutation(config.devices)[:count]
         self.chosen = sorted(chosen.tolist())
-        self._stale: list[int] = []
+        self._merged: list[Any] = []
 
     def staleness(self, merged: Any) -> None:
-        """Notes the staleness of models that were merged since the last evaluation."""
-        self._stale += [int(age) for _, age in merged]
+        """Notes sources and staleness of models that were merged since the last evaluation."""
+        self._merged.append(merged)
 
     def forget(self) -> None:
         """Starts a new interval without measuring."""
-        self._stale = []
+        self._merged = []
 
     def __call__(self) -> dict[str, Any]:
         sim, rows = self.sim, self.rows
@@ -41,7 +42,8 @@ class Measure:
         metric, loss = self.evaluator.score([self.global_vector()], rows.evaluation, rows.test)
         local, _ = self.evaluator.score([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
         worst = sorted(local)[: max(1, len(local) // 10)]
-        stale, self._stale = self._stale, []
+        stale = [age for merged in plain(self._merged) for _, age in merged]
+        self.forget()
         return {
             "time": sim.time,
             "accuracy": metric[0],

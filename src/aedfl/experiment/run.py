@@ -6,7 +6,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -134,9 +133,7 @@ class Run:
 
     def final_model(self) -> nn.Module:
         """A copy of the module with the mean (or the server's) weights."""
-        module = deepcopy(self.task.module).cpu()
-        self.task.layout.load(module, self.measure.global_vector().cpu())
-        return module.eval()
+        return self.task.module_with(self.measure.global_vector())
 
     def _write(self, folder: Path) -> None:
         network = self.sim.network
@@ -148,7 +145,8 @@ class Run:
             "batches": _batch_sizes(self.sim.work.queue.batches),
             "version": __version__,
         })
-        save_file(self.final_model().state_dict(), folder / "model.safetensors")
+        weights = self.final_model().state_dict()
+        save_file({name: part.clone().contiguous() for name, part in weights.items()}, folder / "model.safetensors")
         _dump(folder / "summary.json", self.summary)
         shutil.rmtree(checkpoint.folder(folder), ignore_errors=True)
 

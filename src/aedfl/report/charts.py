@@ -44,21 +44,20 @@ def lines(
     plot = svg.Plot(x, y, width, height)
     drawn = [_line(plot, one, number) for number, one in enumerate(shown)]
     goal = [_target(plot, target)] if target is not None and y.lo <= target <= y.hi else []
-    return _legend([one.name for one in shown]) + plot.draw(*goal, *drawn, name=name, kind="lines")
+    return _legend([one.name for one in shown]) + plot.draw(*drawn, *goal, name=name, kind="lines")
 
 
-def over_time(series: Sequence[Series], label: str, name: str, **options: float) -> str:
-    """Lines over virtual time, the axis fitted to them (logarithmic when they span a factor of 50)."""
+def over_time(
+    series: Sequence[Series], end: float, label: str, name: str, log_from: float | None = None
+) -> str:
+    """Lines over virtual time 0 … end; logarithmic when their values span a factor of `log_from`."""
     values = [part for one in series for part in (one.y, one.low, one.high) if part is not None]
-    times = [one.x for one in series]
-    if not any(np.isfinite(part).any() for part in values):
-        return ""
-    y = fitted(np.concatenate(values), label, zero=True, log_from=options.get("log_from"))
-    return lines(series, time_axis(np.concatenate(times)), y, name)
+    y = fitted(np.concatenate(values), label, zero=True, log_from=log_from)
+    return lines(series, time_axis(end), y, name)
 
 
-def time_axis(times: Floats) -> Axis:
-    return exact(0.0, float(np.nanmax(times)), "Virtual time (s)")
+def time_axis(end: float) -> Axis:
+    return exact(0.0, end or 1.0, "Virtual time (s)")
 
 
 def histogram(counts: dict[int, int], x_label: str, y_label: str, name: str, most: int = 40) -> str:
@@ -85,9 +84,8 @@ def bars(amounts: dict[str, float], unit: str, name: str, most: int = 10) -> str
     total, largest = sum(amounts.values()), rows[0][1]
     if total <= 0:
         return ""
-    drawn = [_bar(i, words, amount, amount / largest, amount / total, unit) for i, (words, amount) in enumerate(rows)]
-    box = f"0 0 560 {len(rows) * 34 + 6}"
-    return svg.tag("svg", *drawn, viewBox=box, role="img", aria_label=name, class_="bars")
+    drawn = [_bar(i, *row, row[1] / largest, row[1] / total, unit) for i, row in enumerate(rows)]
+    return svg.drawing(560, len(rows) * 34 + 6, name, "bars", *drawn)
 
 
 def _bar(row: int, words: str, amount: float, length: float, share: float, unit: str) -> str:
@@ -123,7 +121,7 @@ def _target(plot: svg.Plot, target: float) -> str:
     y = float(plot.py(np.array([target]))[0])
     right = plot.width - plot.right
     line = svg.tag("line", x1=plot.left, x2=right, y1=y, y2=y, class_="target")
-    return line + svg.text(f"target {target:g}", plot.left + 6, y - 5, "start", "tick")
+    return line + svg.text(f"target {target:g}", right - 4, y + 15, "end", "halo")
 
 
 def _legend(names: list[str]) -> str:

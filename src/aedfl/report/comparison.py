@@ -20,6 +20,8 @@ class Column:
 
     key: str
     title: str
+    brief: str
+    """The title where there is little room."""
     higher: bool
     """Whether more is better."""
     divide: float = 1.0
@@ -27,12 +29,12 @@ class Column:
 
 
 COLUMNS = (
-    Column("accuracy", "accuracy", True),
-    Column("best_accuracy", "best accuracy", True),
-    Column("local_accuracy", "local accuracy", True),
-    Column("time_to_target", "time to target (s)", False, form=",.0f"),
-    Column("mmacs", "MMACs per sample", False, form=".4g"),
-    Column("bytes_sent", "sent (MB)", False, divide=1e6, form=",.1f"),
+    Column("accuracy", "accuracy", "accuracy", True),
+    Column("best_accuracy", "best accuracy", "best", True),
+    Column("local_accuracy", "local accuracy", "local", True),
+    Column("time_to_target", "time to target (s)", "target at s", False, form=",.0f"),
+    Column("mmacs", "MMACs per sample", "MMACs", False, form=".4g"),
+    Column("bytes_sent", "sent (MB)", "sent MB", False, divide=1e6, form=",.1f"),
 )
 
 
@@ -112,7 +114,7 @@ def _best(column: Column, cells: Sequence[Cell]) -> float | None:
     """The best mean among those that all seeds have (or any, if no row has all); none for a single row."""
     complete = [cell.mean for cell in cells if cell.mean is not None and cell.count == cell.of]
     means = complete or [cell.mean for cell in cells if cell.mean is not None]
-    if len(cells) < 2 or not means or max(means) == min(means) and len(means) == len(cells):
+    if len(cells) < 2 or not means or (len(means) == len(cells) and max(means) == min(means)):
         return None
     return max(means) if column.higher else min(means)
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import grids
+from .grids import Grid, heat_map
 from .panels import Card
 from .record import Run, Traffic
 from .thin import binned_mean, coverage
@@ -21,7 +22,7 @@ def traffic(run: Run, updates: Updates) -> Card | None:
     if run.traffic is None:
         return None
     cells, names = _matrix(run.traffic)
-    body = grids.heat_map(cells, names, names, "Sender", "Receiver", "messages", "Who sent to whom")
+    body = heat_map(Grid(cells, names, names, "Sender", "Receiver", "messages"), "Who sent to whom")
     lost = f" {run.traffic.lost:,} were lost." if run.traffic.lost else ""
     groups = " Devices are shown in groups." if "–" in "".join(names) else ""
     total = f"{run.traffic.messages.sum():,.0f} messages.{lost}{groups}"
@@ -37,24 +38,22 @@ def time_line(run: Run, updates: Updates) -> Card | None:
     until = _window(start[inside], end[inside])
     seen = inside & (start < until)
     body = grids.time_line(start[seen], end[seen], row[seen], [str(d) for d in shown], until)
-    which = "" if len(shown) == len(np.unique(device)) else f" {len(shown)} of {len(np.unique(device))} devices."
+    known = len(np.unique(device))
+    which = "" if len(shown) == known else f" {len(shown)} of {known:,} devices."
     part = f" The first {until:,.0f} of {end.max():,.0f} s." if until < end.max() * 0.99 else ""
     return Card("Device time line", f"A bar per local update.{part}{which}", body, wide=True)
 
 
-def activity(run: Run, updates: Updates) -> Card | None:
+def idle(run: Run, updates: Updates) -> Card | None:
     if len(updates) < BARS:
         return None
     start, end, device = (np.asarray(part) for part in (updates.start, updates.end, updates.device))
     shown, row = _selected(device)
     last, bins = float(end.max()), 60
     cells = np.array([coverage(start[row == i], end[row == i], last, bins) for i in range(len(shown))])
-    times = [f"{(i + 0.5) * last / bins:,.0f} s" for i in range(bins)]
-    names = [str(d) for d in shown]
-    body = grids.heat_map(
-        cells * 100, names, times, "Device", "Virtual time", "% busy", "Busy share of every device", top=100.0
-    )
-    return Card("Busy devices", "Share of time in local updates that finished, over the whole run.", body)
+    grid = _over_time(100 - cells * 100, [str(d) for d in shown], "Device", "% idle", last)
+    note = "Share of time outside local updates, those that a crash or the end cut off included."
+    return Card("Idle devices", note, heat_map(grid, "Idle share of every device over time"))
 
 
 def channels(run: Run, updates: Updates) -> Card | None:
@@ -64,12 +63,22 @@ def channels(run: Run, updates: Updates) -> Card | None:
     means = {layer: binned_mean(s.times, s.values, last, bins) for layer, s in updates.kept.items() if len(s)}
     most = {layer: max(updates.kept[layer].values) for layer in means}
     cells = np.array([row / (most[layer] or 1.0) * 100 for layer, row in means.items()])
-    times = [f"{(i + 0.5) * last / bins:,.0f} s" for i in range(bins)]
-    body = grids.heat_map(
-        cells, list(means), times, "Layer", "Virtual time", "% kept", "Kept channels", row_height=26.0, top=100.0
-    )
+    grid = _over_time(cells, list(means), "Layer", "% kept", last, row_height=26.0)
     note = "Mean over devices, as a share of the most that a device had in that layer."
-    return Card("Kept channels by layer", note, body)
+    return Card("Kept channels by layer", note, heat_map(grid, "Kept channels by layer"))
+
+
+def _over_time(
+    cells: NDArray[np.float64],
+    rows: list[str],
+    label: str,
+    unit: str,
+    last: float,
+    row_height: float | None = None,
+) -> Grid:
+    bins = cells.shape[1]
+    times = [f"{(i + 0.5) * last / bins:,.0f} s" for i in range(bins)]
+    return Grid(cells, rows, times, label, "Virtual time (s)", unit, 560, row_height, top=100.0, until=last)
 
 
 def _selected(device: NDArray[np.int64]) -> tuple[list[int], NDArray[np.int64]]:
@@ -94,8 +103,11 @@ def _matrix(traffic: Traffic) -> tuple[NDArray[np.float64], list[str]]:
     server = int(min(traffic.source.min(), traffic.target.min()) < 0)
     groups = min(count, MOST)
     cells = np.zeros((groups + server, groups + server))
-    place = [np.where(ends < 0, 0, ends * groups // max(count, 1) + server) for ends in (traffic.source, traffic.target)]
-    np.add.at(cells, (place[0], place[1]), traffic.messages)
+    source, target = (
+        np.where(end < 0, 0, end * groups // max(count, 1) + server)
+        for end in (traffic.source, traffic.target)
+    )
+    np.add.at(cells, (source, target), traffic.messages)
     names = ["server"] * server + [_group(i, groups, count) for i in range(groups)]
     return np.where(cells == 0, np.nan, cells), names
 

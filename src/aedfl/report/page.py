@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from .panels import Card
+
+_BOX = re.compile(r'viewBox="([^"]+)"')
 
 
 def page(title: str, heading: str, *body: str) -> str:
@@ -17,7 +20,8 @@ def page(title: str, heading: str, *body: str) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_asset('report.css')}</style></head><body><main>"
         f'<header><div>{heading}</div><button id="theme" type="button">Light / dark</button></header>'
-        f'{"".join(body)}</main><div id="tip" hidden></div><script>{_asset("report.js")}</script></body></html>\n'
+        f'{"".join(body)}</main><div id="tip" hidden></div>'
+        f"<script>{_asset('report.js')}</script></body></html>\n"
     )
 
 
@@ -27,14 +31,40 @@ def heading(title: str, subtitle: str, finished: bool = True) -> str:
 
 
 def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
-    return "<dl class=tiles>" + "".join(
-        f'<div class="tile"><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>'
-        for name, value, more in figures
-    ) + "</dl>"
+    return f"<dl class=tiles>{''.join(_tile(*figure) for figure in figures)}</dl>"
+
+
+def _tile(name: str, value: str, more: str) -> str:
+    inner = f"<dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd>"
+    return f'<div class="tile">{inner}</div>'
 
 
 def cards(shown: Iterable[Card | None]) -> str:
-    return f'<div class="cards">{"".join(_card(card) for card in shown if card is not None)}</div>'
+    """Cards in two columns of about the same height; a wide one goes over both."""
+    html, columns = "", _Columns()
+    for card in shown:
+        if card is not None and card.wide:
+            html += columns.close() + _card(card)
+            columns = _Columns()
+        elif card is not None:
+            columns.add(card)
+    return f'<div class="cards">{html}{columns.close()}</div>'
+
+
+class _Columns:
+    """Two columns being filled, the shorter one first."""
+
+    def __init__(self) -> None:
+        self._html = ["", ""]
+        self._height = [0.0, 0.0]
+
+    def add(self, card: Card) -> None:
+        column = 0 if self._height[0] <= self._height[1] else 1
+        self._html[column] += _card(card)
+        self._height[column] += 90 + sum(float(box.split()[3]) for box in _BOX.findall(card.body))
+
+    def close(self) -> str:
+        return "".join(f"<div class=column>{html}</div>" for html in self._html if html)
 
 
 def folded(title: str, body: str) -> Card:
@@ -46,21 +76,22 @@ def config_table(config: Mapping[str, Any]) -> str:
     """The config, section by section."""
     top = {key: value for key, value in config.items() if not isinstance(value, dict) or key == "hyper"}
     sections = {key: value for key, value in config.items() if key not in top}
-    return f'<div class="config">{"".join(_section(*item) for item in ({"run": top} | sections).items())}</div>'
+    shown = "".join(_section(name, table) for name, table in ({"run": top} | sections).items())
+    return f'<div class="config">{shown}</div>'
 
 
 def plain_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     def cells(kind: str, words: Iterable[str]) -> str:
         return "".join(f"<{kind}>{escape(word)}</{kind}>" for word in words)
 
+    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<div class=scroll><table><thead><tr>{cells('th', head)}</tr></thead><tbody>{body}</tbody></table></div>"
+    return f"<div class=scroll><table>{top}<tbody>{body}</tbody></table></div>"
 
 
 def _section(name: str, table: Mapping[str, Any]) -> str:
-    rows = "".join(
-        f"<tr><td>{escape(str(key))}</td><td>{escape(_shown(value))}</td></tr>" for key, value in table.items()
-    )
+    cells = ((escape(str(key)), escape(_shown(value))) for key, value in table.items())
+    rows = "".join(f"<tr><td>{key}</td><td>{value}</td></tr>" for key, value in cells)
     return f"<section><h3>{escape(name)}</h3><table><tbody>{rows}</tbody></table></section>"
 
 
@@ -73,16 +104,7 @@ def _shown(value: Any) -> str:
 def _card(card: Card) -> str:
     title = f"<h2>{escape(card.title)}</h2>" if card.title else ""
     note = f'<p class="note">{escape(card.note)}</p>' if card.note else ""
-    legend, chart = _split(card.body)
-    return f'<section class="card{" wide" if card.wide else ""}">{title}{note}{legend}{chart}</section>'
-
-
-def _split(body: str) -> tuple[str, str]:
-    """The legend, and the drawing in a box that scrolls on a narrow screen."""
-    if body.startswith("<details"):
-        return "", body
-    start = body.find("<svg viewBox") if body.startswith("<svg") else body.find("</div>") + 6
-    return body[:start], f'<div class="scroll">{body[start:]}</div>'
+    return f'<section class="card{" wide" if card.wide else ""}">{title}{note}{card.body}</section>'
 
 
 def _asset(name: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from . import charts
 from .charts import Series
 from .record import Floats, Run
-from .scale import exact, fitted, prefix
+from .scale import Axis, exact, fitted, prefix
 from .thin import banded
 from .updates import Samples, Updates
 
@@ -38,7 +38,8 @@ def quality(run: Run, updates: Updates) -> Card | None:
     ]
     axis = fitted(np.concatenate([one.y for one in series]), run.metric.capitalize(), zero=True)
     target = run.summary.get("target_accuracy")
-    body = _lines(series, time, axis, f"{run.metric} over virtual time", target)
+    name = f"{run.metric} over virtual time"
+    body = charts.lines(series, charts.time_axis(run.end), axis, name, 1140, 360, target)
     note = "On the test data. The mean model averages all devices; local models are as each device has them."
     return _card(f"{run.metric.capitalize()} over virtual time", note, body, wide=True)
 
@@ -54,14 +55,14 @@ def quality_over_bytes(run: Run, updates: Updates) -> Card | None:
     x = bytes_axis(sent)
     y = fitted(np.concatenate([one.y for one in series]), run.metric.capitalize(), zero=True)
     body = charts.lines(series, x, y, f"{run.metric} over bytes sent")
-    return _card(f"{run.metric.capitalize()} over communication", "What all devices together have sent.", body)
+    return _card(f"{run.metric.capitalize()} over communication", "Sent by all devices together.", body)
 
 
 def loss(run: Run, updates: Updates) -> Card | None:
     series = [Series("mean model, test data", run.column("time"), run.column("loss"))]
     if len(updates.loss):
-        series.append(_spread("training, median and middle 80 %", updates.loss))
-    body = charts.over_time(series, "Loss", "Loss over virtual time", log_from=100.0)
+        series.append(_spread("training, mean and middle 80 %", updates.loss))
+    body = charts.over_time(series, run.end, "Loss", "Loss over virtual time", log_from=100.0)
     return _card("Loss", "Training loss is what each local update saw on its own device.", body)
 
 
@@ -69,7 +70,7 @@ def staleness(run: Run, updates: Updates) -> Card | None:
     counts = dict(updates.staleness)
     if not counts:
         series = [Series("staleness", run.column("time"), run.column("staleness"))]
-        body = charts.over_time(series, "Local updates", "Mean staleness over time")
+        body = charts.over_time(series, run.end, "Local updates", "Mean staleness over time")
         return _card("Staleness", "Mean age of the merged models, in the receiver's local updates.", body)
     ages = np.repeat(list(counts), np.minimum(list(counts.values()), 10**6))
     note = (
@@ -81,7 +82,7 @@ def staleness(run: Run, updates: Updates) -> Card | None:
 
 def consensus(run: Run, updates: Updates) -> Card | None:
     series = [Series("consensus distance", run.column("time"), run.column("consensus"))]
-    body = charts.over_time(series, "Distance", "Consensus distance over time", log_from=100.0)
+    body = charts.over_time(series, run.end, "Distance", "Consensus distance over time", log_from=100.0)
     return _card("Consensus distance", "Root of the mean squared distance between two local models.", body)
 
 
@@ -94,49 +95,53 @@ def size(run: Run, updates: Updates) -> Card | None:
     macs = run.column("mmacs")
     if np.isfinite(macs).sum() < 2 or np.nanmax(macs) - np.nanmin(macs) < 1e-9:
         return None
-    body = charts.over_time([Series("MMACs", run.column("time"), macs)], "MMACs per sample", "Model size")
-    return _card("Cost of the model", "Multiply-accumulates (millions) of one forward pass, mean of devices.", body)
+    series = [Series("MMACs", run.column("time"), macs)]
+    body = charts.over_time(series, run.end, "MMACs per sample", "Cost of the model over time")
+    return _card("Cost of the model", "Multiply-accumulates of one forward pass, mean of devices.", body)
 
 
 def prune_rate(run: Run, updates: Updates) -> Card | None:
-    return _method(updates, "prune_rate", "Pruning rate", "Share of parameters", "Share of the prunable parameters")
+    note = "Share of the prunable parameters that is gone"
+    return _method(run, updates, "prune_rate", "Pruning rate", "Share of parameters", note)
+
+
+def merged(run: Run, updates: Updates) -> Card | None:
+    note = "How many models of neighbours went into a merge"
+    return _method(run, updates, "merged", "Merged models", "Models per local update", note)
+
+
+def priorities(run: Run, updates: Updates) -> Card | None:
+    note = "Probability with which the selector takes a neighbour's model"
+    return _method(run, updates, "priorities", "Selection", "Probability", note)
 
 
 def weights(run: Run, updates: Updates) -> Card | None:
-    return _method(updates, "weights", "Merging weights", "Weight", "Weight of each model that was merged")
+    return _method(run, updates, "weights", "Merging weights", "Weight", "Weight of each model in a merge")
 
 
 def control(run: Run, updates: Updates) -> Card | None:
-    return _method(updates, "control", "Control parameters", "Control parameter", "Learned factor of each neighbour")
+    note = "Learned factor of each model's weight"
+    return _method(run, updates, "control", "Control parameters", "Control parameter", note)
 
 
-def chosen(run: Run, updates: Updates) -> Card | None:
-    return _method(updates, "chosen", "Chosen neighbours", "Neighbours", "How many models were chosen per update")
-
-
-def bytes_axis(sent: Floats) -> charts.Axis:
+def bytes_axis(sent: Floats) -> Axis:
     most = float(np.nanmax(sent))
     divide, letter = prefix(most)
     return exact(0.0, most or 1.0, f"Sent ({letter}B)", count=7, divide=divide)
 
 
-def _method(updates: Updates, name: str, title: str, label: str, note: str) -> Card | None:
-    samples = updates.spreads.get(name)
-    if samples is None or len(samples) < 2:
+def _method(run: Run, updates: Updates, name: str, title: str, label: str, note: str) -> Card | None:
+    found = [(line, samples) for line, samples in updates.spreads.get(name, {}).items() if len(samples) > 1]
+    if not found:
         return None
-    body = charts.over_time([_spread(title, samples)], label, title)
-    return _card(title, f"{note}: median and middle 80 %.", body)
+    series = [_spread(line, samples) for line, samples in found]
+    body = charts.over_time(series, run.end, label, title)
+    return _card(title, f"{note}: mean, and the middle 80 %.", body)
 
 
 def _spread(name: str, samples: Samples) -> Series:
-    middle, low, half, high = banded(samples.times, samples.values)
-    return Series(name, middle, half, low, high)
-
-
-def _lines(series: list[Series], time: Floats, y: charts.Axis, name: str, target: float | None) -> str:
-    if not np.isfinite(time).any():
-        return ""
-    return charts.lines(series, charts.time_axis(time), y, name, width=1140, height=360, target=target)
+    middle, mean, low, high = banded(samples.times, samples.values)
+    return Series(name, middle, mean, low, high)
 
 
 def _card(title: str, note: str, body: str, wide: bool = False) -> Card | None:

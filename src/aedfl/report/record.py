@@ -66,10 +66,16 @@ class Run:
         return np.array([_nan(row.get(name)) for row in self.rows], dtype=np.float64)
 
     @cached_property
+    def end(self) -> float:
+        """Virtual seconds at the last evaluation."""
+        times = self.column("time")
+        return float(np.nanmax(times)) if np.isfinite(times).any() else 0.0
+
+    @cached_property
     def costs(self) -> dict[str, float]:
         """Virtual seconds by purpose, as of the last evaluation that has them."""
-        given = next((row["costs"] for row in reversed(self.rows) if isinstance(row.get("costs"), dict)), {})
-        return {str(purpose): seconds for purpose, seconds in given.items() if number(seconds)}
+        given = [row["costs"] for row in self.rows if isinstance(row.get("costs"), dict)]
+        return {str(key): value for key, value in (given[-1] if given else {}).items() if number(value)}
 
 
 def number(value: Any) -> float | None:

@@ -33,6 +33,8 @@ class Axis:
 
     def text(self, tick: float) -> str:
         value = tick / self.divide
+        if abs(value) >= 1e5:
+            return short(value)
         return f"{value:,.10g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.0e}"
 
 

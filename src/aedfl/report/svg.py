@@ -21,6 +21,13 @@ def tag(name: str, *children: str, **attributes: object) -> str:
     return f"<{name}{written}>{''.join(children)}</{name}>"
 
 
+def drawing(width: float, height: float, name: str, kind: str, *content: str, **data: object) -> str:
+    """A drawing in a box that scrolls on a narrow screen; `name` is read to those who cannot see it."""
+    box = f"0 0 {width:.0f} {height:.0f}"
+    inner = tag("svg", *content, viewBox=box, role="img", aria_label=name, class_=kind, **data)
+    return f'<div class="scroll">{inner}</div>'
+
+
 def text(words: str, x: float, y: float, anchor: str = "start", class_: str = "tick") -> str:
     return tag("text", escape(words), x=x, y=y, text_anchor=anchor, class_=class_)
 
@@ -44,7 +51,7 @@ class Plot:
     y: Axis
     width: int = 560
     height: int = 300
-    left: int = 62
+    left: int = 68
     right: int = 18
     top: int = 12
     bottom: int = 46
@@ -61,18 +68,12 @@ class Plot:
 
     def draw(self, *content: str, name: str, kind: str) -> str:
         """The whole drawing; `name` is read to those who cannot see it."""
-        return tag(
-            "svg",
-            *self._grid(),
-            *content,
-            *self._labels(),
-            viewBox=f"0 0 {self.width} {self.height}",
-            role="img",
-            aria_label=name,
-            class_=kind,
-            data_x=self._described(self.x, self.left, self.left + self.inner[0]),
-            data_y=self._described(self.y, self.top + self.inner[1], self.top),
-        )
+        ends = {
+            "data_x": self._described(self.x, self.left, self.left + self.inner[0]),
+            "data_y": self._described(self.y, self.top + self.inner[1], self.top),
+        }
+        parts = (*self._grid(), *content, *self._labels())
+        return drawing(self.width, self.height, name, kind, *parts, **ends)
 
     def _described(self, axis: Axis, first: float, last: float) -> str:
         """Pixels and values of both ends, so that the page's script can read values off the drawing."""
@@ -96,11 +97,11 @@ class Plot:
             *(text(self.x.text(tick), at, floor + 17, "middle") for at, tick in xs),
             *(text(self.y.text(tick), self.left - 8, at + 4, "end") for at, tick in ys),
             text(self.x.label, middle, self.height - 6, "middle", "label"),
-            _upright(self.y.label, 13, self.top + self.inner[1] / 2),
+            upright(self.y.label, 13, self.top + self.inner[1] / 2),
         ]
 
 
-def _upright(words: str, x: float, y: float) -> str:
+def upright(words: str, x: float, y: float) -> str:
     turned = f"translate({x:g} {y:g}) rotate(-90)"
     return tag("text", escape(words), transform=turned, text_anchor="middle", class_="label")
 

@@ -14,15 +14,17 @@ from .comparison import Cell, Column, Row, used, written
 from .record import number
 from .scale import short
 
-_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | {"~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"})
+_LATEX = str.maketrans(
+    {**{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"}
+)
 
 
 def to_rich(rows: Sequence[Row], title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", header_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(title=title, title_justify="left", header_style="dim", box=None, padding=(0, 2, 0, 0))
     table.add_column("method")
     table.add_column("seeds", justify="right")
     for column in used(rows):
-        table.add_column(column.title, justify="right")
+        table.add_column(column.brief, justify="right")
     for row in rows:
         table.add_row(plain(row.name), str(row.seeds), *_texts(row, used(rows), "[bold green]{}[/]"))
     return table
@@ -48,14 +50,16 @@ def to_latex(rows: Sequence[Row]) -> str:
         for row in rows
     )
     shape = f"l{'r' * (len(columns) + 1)}"
-    return f"\\begin{{tabular}}{{{shape}}}\n\\toprule\n{head} \\\\\n\\midrule\n{body}\\bottomrule\n\\end{{tabular}}\n"
+    top = f"\\begin{{tabular}}{{{shape}}}\n\\toprule\n{head} \\\\\n\\midrule\n"
+    return f"{top}{body}\\bottomrule\n\\end{{tabular}}\n"
 
 
 def to_html(rows: Sequence[Row]) -> str:
     columns = used(rows)
     head = "".join(f"<th>{escape(title)}</th>" for title in ("method", "seeds", *(c.title for c in columns)))
     body = "".join(
-        f"<tr><td>{escape(row.name)}</td><td>{row.seeds}</td>{''.join(_html(row.cells[c.key], c) for c in columns)}</tr>"
+        f"<tr><td>{escape(row.name)}</td><td>{row.seeds}</td>"
+        f"{''.join(_html(row.cells[column.key], column) for column in columns)}</tr>"
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -78,17 +82,25 @@ def key_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The figures of one run: name, value, and what to know about it."""
     get = {key: number(value) for key, value in summary.items()}.get
     metric = str(summary.get("metric") or "accuracy")
-    target = get("target_accuracy")
-    goal = f"target {target:g}" + ("" if get("time_to_target") is not None else " not reached") if target else "no target set"
     return [
         (metric.capitalize(), _figure(get("accuracy")), f"best {_figure(get('best_accuracy'))}"),
         (f"Local {metric}", _figure(get("local_accuracy")), f"worst tenth {_figure(get('worst_tenth'))}"),
-        ("Time to target", _seconds(get("time_to_target")), goal),
+        (
+            "Time to target",
+            _seconds(get("time_to_target")),
+            _goal(get("target_accuracy"), get("time_to_target")),
+        ),
         ("Virtual time", _seconds(get("virtual_seconds")), f"computed in {_seconds(get('wall_seconds'))}"),
         ("Local updates", short(get("updates")), f"{short(get('samples'))} samples"),
         ("Sent", short(get("bytes_sent"), "B"), "all devices together"),
-        ("MACs per sample", short(_times(get("mmacs"), 1e6)), "forward pass, mean of devices"),
+        ("MMACs per sample", short(get("mmacs")), "forward pass, mean of devices"),
     ]
+
+
+def _goal(target: float | None, reached: float | None) -> str:
+    if target is None:
+        return "no target set"
+    return f"target {target:g}" if reached is not None else f"target {target:g} not reached"
 
 
 def _texts(row: Row, columns: Sequence[Column], bold: str) -> list[str]:
@@ -118,7 +130,3 @@ def _figure(value: float | None) -> str:
 
 def _seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
-
-
-def _times(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -21,16 +21,17 @@ def thinned(x: Floats, y: Floats, most: int = 400) -> tuple[Floats, Floats]:
 
 
 def banded(times: Floats, values: Floats, bins: int = 80) -> tuple[Floats, Floats, Floats, Floats]:
-    """Over equal stretches of time: middle of the stretch, and the values' 10 %, 50 % and 90 % quantiles."""
+    """Over equal stretches of time: the stretch's middle, and the values' mean, 10 % and 90 % quantile."""
     if len(times) == 0:
         return (np.empty(0),) * 4
     edges, place = _bins(times, bins)
     order = np.argsort(place, kind="stable")
     sorted_values, starts = values[order], np.searchsorted(place[order], np.arange(bins + 1))
     filled = [i for i in range(bins) if starts[i + 1] > starts[i]]
-    cuts = np.array([np.quantile(sorted_values[starts[i] : starts[i + 1]], (0.1, 0.5, 0.9)) for i in filled])
+    parts = [sorted_values[starts[i] : starts[i + 1]] for i in filled]
+    cuts = np.array([np.quantile(part, (0.1, 0.9)) for part in parts])
     middle = (edges[:-1] + edges[1:])[filled] / 2
-    return middle, cuts[:, 0], cuts[:, 1], cuts[:, 2]
+    return middle, np.array([part.mean() for part in parts]), cuts[:, 0], cuts[:, 1]
 
 
 def binned_mean(times: Floats, values: Floats, end: float, bins: int) -> Floats:
@@ -38,7 +39,7 @@ def binned_mean(times: Floats, values: Floats, end: float, bins: int) -> Floats:
     place = np.clip((times / end * bins).astype(np.int64), 0, bins - 1)
     count = np.bincount(place, minlength=bins).astype(np.float64)
     total = np.bincount(place, weights=values, minlength=bins)
-    return np.divide(total, count, out=np.full(bins, np.nan), where=count > 0)
+    return np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
 
 
 def coverage(start: Floats, end: Floats, last: float, bins: int) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 
 from .record import Floats, lines, number
 
-_SPREADS = ("weights", "control")
+OWN, OTHERS = "own model", "models of neighbours"
+ROWS = 24
+"""Rows for kept channels where a method does not name layers."""
 
 
 class Samples:
@@ -51,8 +53,8 @@ class Updates:
     device: array[int] = field(default_factory=lambda: array("q"))
     loss: Samples = field(default_factory=Samples)
     staleness: Counter[int] = field(default_factory=Counter)
-    spreads: dict[str, Samples] = field(default_factory=dict)
-    """What a method recorded: `weights`, `control`, `prune_rate`, and `chosen` as a number of neighbours."""
+    spreads: dict[str, dict[str, Samples]] = field(default_factory=dict)
+    """What a method recorded, by metric and by line of its chart."""
     kept: dict[str, Samples] = field(default_factory=dict)
     """Kept channels by layer."""
 
@@ -68,27 +70,32 @@ class Updates:
         self.start.append(time if start is None else start)
         self.device.append(int(device))
         self.loss.add(time, row.get("loss"))
-        self._merged(row.get("merged"))
+        self._merged(time, row.get("merged"))
         self._method(time, row)
 
-    def _merged(self, merged: Any) -> None:
-        for entry in merged if isinstance(merged, list) else ():
+    def _merged(self, time: float, merged: Any) -> None:
+        if not isinstance(merged, list):
+            return
+        for entry in merged:
             if isinstance(entry, list) and len(entry) == 2 and number(entry[1]) is not None:
                 self.staleness[math.floor(entry[1])] += 1
+        self._spread("merged", "merged").add(time, len(merged))
 
     def _method(self, time: float, row: dict[str, Any]) -> None:
-        for name in _SPREADS:
-            for value in _entries(row.get(name)):
-                self._spread(name).add(time, value)
-        if "prune_rate" in row:
-            self._spread("prune_rate").add(time, row["prune_rate"])
-        if isinstance(row.get("chosen"), list):
-            self._spread("chosen").add(time, _chosen(row["chosen"]))
-        for layer, channels in row["kept"].items() if isinstance(row.get("kept"), dict) else ():
-            self.kept.setdefault(str(layer), Samples()).add(time, channels)
+        for name in ("weights", "control"):
+            own, *others = _list(row.get(name)) or [None]
+            self._spread(name, OWN).add(time, own)
+            for value in others:
+                self._spread(name, OTHERS).add(time, value or None)
+        for value in _list(row.get("priorities")):
+            self._spread("priorities", "priority").add(time, value)
+        self._spread("prune_rate", "rate").add(time, row.get("prune_rate"))
+        self._spread("prune_rate", "raw rate").add(time, _single(row.get("raw_rate")))
+        for layer, channels in _kept(row.get("kept")):
+            self.kept.setdefault(layer, Samples()).add(time, channels)
 
-    def _spread(self, name: str) -> Samples:
-        return self.spreads.setdefault(name, Samples())
+    def _spread(self, name: str, line: str) -> Samples:
+        return self.spreads.setdefault(name, {}).setdefault(line, Samples())
 
 
 def read_updates(path: Path) -> Updates:
@@ -99,13 +106,20 @@ def read_updates(path: Path) -> Updates:
     return updates
 
 
-def _entries(given: Any) -> Iterable[Any]:
+def _list(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else []
+
+
+def _single(given: Any) -> Any:
+    return given[0] if isinstance(given, list) and given else given
+
+
+def _kept(given: Any) -> Iterator[tuple[str, float]]:
+    """Kept channels by layer; of a plain list of flags, by stretches of it."""
     if isinstance(given, dict):
-        return given.values()
-    return given if isinstance(given, list) else ()
-
-
-def _chosen(given: list[Any]) -> int:
-    """How many: a list of flags counts its true ones, a list of neighbours its length."""
-    flags = all(isinstance(entry, bool) for entry in given)
-    return sum(given) if flags else len(given)
+        yield from ((str(layer), channels) for layer, channels in given.items())
+    elif isinstance(given, list) and given:
+        size = -(-len(given) // ROWS)
+        for first in range(0, len(given), size):
+            part = given[first : first + size]
+            yield f"{first}–{first + len(part) - 1}", sum(map(bool, part))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from aedfl.rules.reduce import total
+from .reduce import total
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def weighted_mean(
     """The same (masked) mean over a list of vectors [..., P], accumulated one by one, never stacked.
 
     `weights` are n numbers (samples, for FedAvg) or a tensor whose rows broadcast against the vectors;
-    they need not sum to 1. `fallback` is the value where nobody holds a parameter; default: the first vector's.
+    they need not sum to 1. Where nobody holds a parameter, it is that of `fallback` (default: the first).
     """
     first = vectors[0]
     slots = [torch.as_tensor(w, dtype=first.dtype, device=first.device) for w in weights]
@@ -57,7 +57,7 @@ def consensus_distance(stack: Tensor, chunk: int = 1 << 22) -> Tensor:
     numbers (n times a stretch of the vectors) are converted to float64 at a time.
     """
     width = max(1, chunk // stack.shape[0])
-    squares = [_squares_around_mean(part) for part in stack.split(width, dim=1)]
+    squares = [_squares_around_mean(stack[:, at : at + width]) for at in range(0, stack.shape[1], width)]
     return _distance(torch.stack(squares).sum(), stack.shape[0])
 
 
@@ -75,7 +75,7 @@ def streamed_consensus_distance(vectors: Iterable[Tensor]) -> Tensor:
 def _mean(
     vectors: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor] | None, fallback: Tensor
 ) -> Tensor:
-    """Slot after slot, multiplication and addition apart: no fused rounding, no order that depends on shape."""
+    """Slot after slot, multiplying and adding apart: no fused rounding, no order that depends on shape."""
     summed, scratch = torch.zeros_like(fallback), torch.empty_like(fallback)
     holders = torch.zeros_like(weights[0]) if masks is None else torch.zeros_like(fallback)
     zero = summed.new_zeros(())

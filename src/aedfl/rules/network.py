@@ -9,18 +9,20 @@ The backward pass is written out: with autograd, every step would add a gradient
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 FEATURES = 4
 HIDDEN = 32
 DENSE = 32
 
 SHAPES = {
-    "gates": (4 * HIDDEN, FEATURES + 1 + HIDDEN),
+    "gates": (4 * HIDDEN, HIDDEN + 1 + FEATURES),
     "gates_bias": (1, 4 * HIDDEN),
     "dense": (DENSE, HIDDEN),
     "dense_bias": (1, DENSE),
@@ -31,11 +33,14 @@ SIZES = [prod(shape) for shape in SHAPES.values()]
 PARAMETERS = sum(SIZES)
 STEP_FLOPS = 2 * PARAMETERS + 12 * HIDDEN
 
+# Matrix kernels round by where in a cache line a row begins, so every row begins with one (8 float64).
+_GAP = -SHAPES["gates"][1] % 8
+
 
 class Network(NamedTuple):
     """Theta as matrices [B, out, in].
 
-    Rows of `gates`: input, forget, output, cell; its columns: features, previous choice, hidden state.
+    Rows of `gates`: input, forget, output, cell; its columns: hidden state, previous choice, features.
     """
 
     gates: Tensor
@@ -61,21 +66,29 @@ class Step(NamedTuple):
 
 
 def unpack(theta: Tensor) -> Network:
-    """Views of theta [B, PARAMETERS] as matrices."""
-    parts = theta.split(SIZES, dim=1)
-    return Network(*(part.unflatten(1, shape) for part, shape in zip(parts, SHAPES.values(), strict=True)))
+    """Theta [B, PARAMETERS] as matrices."""
+    ends = accumulate(SIZES)
+    parts = (theta[:, end - size : end] for end, size in zip(ends, SIZES, strict=True))
+    return Network(*(part.view(-1, *shape) for part, shape in zip(parts, SHAPES.values(), strict=True)))
+
+
+def align(network: Network) -> Network:
+    """Copies whose rows all begin with a cache line; `gates` gets columns of zeros for that."""
+    gates, *others = network
+    return Network(pad(gates, (0, _GAP)), *(part.contiguous() for part in others))
 
 
 def forward(network: Network, features: Tensor, thresholds: Tensor) -> list[Step]:
-    """One pass over features [B, M, FEATURES]: c_m is true where its logit is above thresholds [B, M].
+    """One pass of an aligned network over features [B, M, FEATURES]: c_m where logit_m > thresholds [B, M].
 
-    An infinite threshold dictates the choice. The previous choice enters as +1 or -1, and as 0 at the first step.
+    An infinite threshold dictates the choice. The previous choice enters as +1 or -1, at the first step as 0.
     """
+    inputs = pad(features, (0, _GAP))
     hidden = features.new_zeros(features.shape[0], HIDDEN)
     cell, previous, yes = torch.zeros_like(hidden), torch.zeros_like(hidden[:, :1]), features.new_ones(())
     steps = []
     for slot in range(features.shape[1]):
-        column = torch.cat([features[:, slot], previous, hidden], 1)
+        column = torch.cat([hidden, previous, inputs[:, slot]], 1)
         squashed, proposal = _gates(network, column)
         enter, forget, leave = squashed.chunk(3, 1)
         before, cell = cell, forget * cell + enter * proposal
@@ -90,15 +103,15 @@ def forward(network: Network, features: Tensor, thresholds: Tensor) -> list[Step
 
 
 def backward(network: Network, steps: list[Step], slopes: Tensor) -> Tensor:
-    """The gradient by theta [B, PARAMETERS] of `sum_m slopes[:, m] * logit_m` with the choices as given."""
+    """The gradient by theta [B, PARAMETERS] of `sum_m slopes[:, m] * logit_m`, the choices held fixed."""
     dense = torch.stack([step.dense for step in steps], 1)
     hidden = torch.stack([step.hidden for step in steps], 1)
     slopes = slopes.unsqueeze(-1)
-    into_dense = (slopes @ network.output) * (1 - dense * dense)
-    into_gates = _through_time(network, steps, into_dense @ network.dense)
+    into_dense = slopes * network.output * (1 - dense * dense)
+    into_gates = _through_time(network, steps, into_dense)
     columns = torch.stack([step.column for step in steps], 1)
     parts = [
-        into_gates.mT @ columns,
+        (into_gates.mT @ columns)[..., : SHAPES["gates"][1]],
         into_gates.sum(1),
         into_dense.mT @ hidden,
         into_dense.sum(1),
@@ -118,28 +131,32 @@ def _affine(matrix: Tensor, bias: Tensor, row: Tensor) -> Tensor:
     return torch.baddbmm(bias, row.unsqueeze(1), matrix.mT).squeeze(1)
 
 
+def _row_times(row: Tensor, matrix: Tensor) -> Tensor:
+    """[B, out] x [B, out, in] -> [B, in], row by row: with several rows the kernel depends on their number."""
+    return (row.unsqueeze(1) @ matrix).squeeze(1)
+
+
 def _gates(network: Network, column: Tensor) -> tuple[Tensor, Tensor]:
     """Input, forget and output gate together, [B, 3 * HIDDEN], and the proposal for the cell, [B, HIDDEN]."""
     raw = _affine(network.gates, network.gates_bias, column)
     return sigmoid(raw[:, : 3 * HIDDEN]), raw[:, 3 * HIDDEN :].tanh()
 
 
-def _through_time(network: Network, steps: list[Step], into_hidden: Tensor) -> Tensor:
-    """Back-propagation through the LSTM: slopes [B, M, HIDDEN] -> those before the gates, [B, M, 4 * HIDDEN]."""
-    recurrent = network.gates[..., -HIDDEN:]
-    later_hidden = torch.zeros_like(into_hidden[:, 0])
-    later_cell = torch.zeros_like(later_hidden)
+def _through_time(network: Network, steps: list[Step], into_dense: Tensor) -> Tensor:
+    """Back through the LSTM: slopes by raw dense layer [B, M, DENSE] -> by raw gate [B, M, 4 * HIDDEN]."""
+    recurrent = network.gates[..., :HIDDEN]
+    later_hidden, later_cell = (torch.zeros_like(steps[0].hidden) for _ in range(2))
     into_gates = []
     for slot in reversed(range(len(steps))):
         step = steps[slot]
         enter, forget, leave = step.squashed.chunk(3, 1)
-        here = into_hidden[:, slot] + later_hidden
+        here = _row_times(into_dense[:, slot], network.dense) + later_hidden
         cell = here * leave * (1 - step.cell_tanh**2) + later_cell
         onto = torch.cat([cell * step.proposal, cell * step.cell_before, here * step.cell_tanh], 1)
         raw = torch.cat(
             [onto * step.squashed * (1 - step.squashed), cell * enter * (1 - step.proposal**2)], 1
         )
-        later_hidden = (raw.unsqueeze(1) @ recurrent).squeeze(1)
+        later_hidden = _row_times(raw, recurrent)
         later_cell = cell * forget
         into_gates.append(raw)
     return torch.stack(into_gates[::-1], 1)

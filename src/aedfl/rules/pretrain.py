@@ -13,16 +13,17 @@ from typing import NamedTuple
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, pad
 
-from aedfl.rules.features import AGE_CAP, LOSS_CAP, selector_features
-from aedfl.rules.network import DENSE, FEATURES, HIDDEN
+from .features import AGE_CAP, LOSS_CAP, selector_features
+from .network import DENSE, FEATURES, HIDDEN
 
 FILE = "selector.safetensors"
 NEIGHBOURS = 10
 
 
 class Synthetic(NamedTuple):
-    """Made-up caches of B devices: features [B, M, FEATURES], and what the heuristics think of each, [B, M]."""
+    """Made-up caches of B devices: features [B, M, FEATURES], and the chance of each [B, M]."""
 
     features: Tensor
     chances: Tensor
@@ -71,14 +72,14 @@ def pretrain(seed: int = 0, steps: int = 300, devices: int = 64, lr: float = 2e-
         draws = torch.rand(examples.chances.shape, generator=generator, dtype=torch.float64)
         logits = model(examples.features, draws < examples.chances)
         optimiser.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(logits, examples.chances).backward()
+        torch.autograd.backward(binary_cross_entropy_with_logits(logits, examples.chances))
         optimiser.step()
         schedule.step()
     return model.theta().float()
 
 
 class _Shared(nn.Module):
-    """The priority network with one set of parameters for the whole batch and the choices known beforehand."""
+    """The priority network with one set of parameters for a whole batch and all choices known beforehand."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -91,19 +92,19 @@ class _Shared(nn.Module):
                 parameter.uniform_(-bound, bound, generator=generator)
 
     def forward(self, features: Tensor, choices: Tensor) -> Tensor:
-        """features [B, M, FEATURES], choices bool [B, M] -> logits [B, M], each given the choices before it."""
+        """features [B, M, FEATURES], choices [B, M] -> logits [B, M], each given the choices before it."""
         signs = torch.where(choices, 1.0, -1.0).to(features.dtype)
-        previous = nn.functional.pad(signs[:, :-1], (1, 0)).unsqueeze(-1)
-        hidden, _ = self.lstm(torch.cat([features, previous], -1))
+        previous = pad(signs[:, :-1], (1, 0)).unsqueeze(-1)
+        hidden, _ = self.lstm(torch.cat([previous, features], -1))
         logits: Tensor = self.output(self.dense(hidden).tanh()).squeeze(-1)
         return logits
 
     @torch.no_grad()
     def theta(self) -> Tensor:
         """The parameters in the order of `network.SHAPES`, whose gates are input, forget, output, cell."""
-        lstm = self.lstm
-        gates = _reorder(torch.cat([lstm.weight_ih_l0, lstm.weight_hh_l0], 1))
-        bias = _reorder(lstm.bias_ih_l0 + lstm.bias_hh_l0)
+        by_input, by_hidden, input_bias, hidden_bias = self.lstm.parameters()
+        gates = _reorder(torch.cat([by_hidden, by_input], 1))
+        bias = _reorder(input_bias + hidden_bias)
         layers = [self.dense.weight, self.dense.bias, self.output.weight, self.output.bias]
         return torch.cat([part.flatten() for part in (gates, bias, *layers)])
 

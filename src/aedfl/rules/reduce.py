@@ -33,7 +33,7 @@ def _blocks(values: Tensor) -> Tensor:
     whole = values.shape[-1] // BLOCK * BLOCK
     parts = []
     if whole:
-        parts.append(values[..., :whole].unflatten(-1, (-1, BLOCK)).sum(-1))
+        parts.append(values[..., :whole].reshape(*values.shape[:-1], -1, BLOCK).sum(-1))
     if whole < values.shape[-1]:
         parts.append(values[..., whole:].sum(-1, keepdim=True))
     return torch.cat(parts, -1).double()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aedfl.rules.reduce import dot, norm
+from .reduce import dot, norm
 
 
 def clip_norms(own: Tensor, others: Tensor, factor: float) -> Tensor:
@@ -48,13 +48,13 @@ def coordinate_median(vectors: Tensor, valid: Tensor) -> Tensor:
 def cosine_filter(own: Tensor, others: Tensor, valid: Tensor, threshold: float = 0.0) -> Tensor:
     """Which cached models point the own way: cosine with own [B, P] at least `threshold` -> bool [B, M].
 
-    Whole models are nearly parallel; pass changes against a common reference to compare directions of training.
+    Whole models are nearly parallel; to compare directions of training, pass changes from a common reference.
     """
     length = norm(own)
     keep = []
     for slot, other in enumerate(others.unbind(1)):
         scale = length * norm(other)
-        cosine = torch.where(scale > 0, dot(own, other) / scale, 0.0)
+        cosine = torch.where(scale == 0, 0.0, dot(own, other) / scale)
         keep.append(valid[:, slot] & (cosine >= threshold))
     return torch.stack(keep, 1) if keep else torch.zeros_like(valid)
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from aedfl.rules.network import STEP_FLOPS, Network, Step, backward, forward, sigmoid, unpack
-from aedfl.rules.reduce import norm
+from .network import STEP_FLOPS, Network, Step, align, backward, forward, sigmoid, unpack
+from .reduce import norm
 
 
 class Selection(NamedTuple):
-    """choices bool [B, M]; the network's probabilities float32 [B, M]; log_prob float32 [B] of the choices."""
+    """choices bool [B, M]; network probabilities float32 [B, M]; log_prob of the choices float32 [B]."""
 
     choices: Tensor
     probabilities: Tensor
@@ -37,7 +37,7 @@ def select(
 
     theta [B, PARAMETERS], features [B, M, FEATURES], valid bool [B, M] (a model never received cannot
     be chosen and is passed over), uniforms [B, M] in [0, 1), drawn by the caller. Sampling picks a model
-    with probability `(1 - epsilon) p + epsilon / 2`; greedy takes p > 0.5 and reads neither uniforms nor epsilon.
+    with probability `(1 - epsilon) p + epsilon / 2`; greedy takes p > 0.5 and ignores uniforms and epsilon.
     """
     epsilon = 0.0 if greedy else epsilon
     needed = torch.zeros_like(uniforms) if greedy else _logit_needed(uniforms.double(), epsilon)
@@ -96,7 +96,7 @@ def selector_flops(neighbours: int) -> int:
 
 
 def reinforce_flops(neighbours: int) -> int:
-    """Floating-point operations of one REINFORCE step: a forward pass and a backward pass of twice its cost."""
+    """Floating-point operations of one REINFORCE step: a pass forward and one backward at twice its cost."""
     return 3 * selector_flops(neighbours)
 
 
@@ -117,7 +117,7 @@ def _walk(theta: Tensor, features: Tensor, valid: Tensor, needed: Tensor) -> _Wa
     order = (~valid).byte().argsort(dim=1, stable=True)
     present = valid.gather(1, order)
     seen = features.gather(1, order.unsqueeze(-1).expand(features.shape))
-    network = unpack(theta)
+    network = align(unpack(theta))
     steps = forward(network, torch.where(present.unsqueeze(-1), seen, 0.0), needed.gather(1, order))
     logits = torch.cat([step.logit for step in steps], 1) if steps else needed
     choices = torch.cat([step.choice for step in steps], 1) if steps else valid
@@ -125,7 +125,7 @@ def _walk(theta: Tensor, features: Tensor, valid: Tensor, needed: Tensor) -> _Wa
 
 
 def _pair(*tensors: Tensor) -> list[Tensor]:
-    """A batch of one goes to another matrix kernel than a larger one, which rounds differently: make it two."""
+    """A batch of one goes to another matrix kernel than a larger one and rounds differently: make it two."""
     return [torch.cat([t, t]) if t.shape[0] == 1 else t for t in tensors]
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from aedfl.rules.merge import merge
-from aedfl.rules.reduce import dot
+from .merge import merge
+from .reduce import dot
 
 Derivative = Literal["paper", "exact"]
 Step = Literal["exponentiated", "raw"]
@@ -37,7 +37,7 @@ def importance(
 ) -> Tensor:
     """Formula importanceDef, `s * lambda / (sqrt(dt) * loss)`, in float64 and always finite.
 
-    All arguments [B, M+1]. A loss or an age that is infinite or not a number counts as the worst: importance 0.
+    All arguments [B, M+1]. A loss or an age that is not finite counts as the worst there is: importance 0.
     """
     age = staleness.double().clamp(min=1)
     raw = samples.double() * control.double() / (age.sqrt() * loss.double().clamp(min=loss_floor))
@@ -97,7 +97,7 @@ def control_step(
     """Formula control: the next lambdas [B, M+1], in the dtype of `control`.
 
     "exponentiated": `lambda * exp(-rate * grad / max|grad|)` within [low, high], the largest taken per
-    device. "raw": the paper's `lambda - rate * grad`, kept above `low`. A gradient that is not finite counts as 0.
+    device. "raw": the paper's `lambda - rate * grad`, kept above `low`. A gradient not finite counts as 0.
     """
     slope = torch.where(gradient.isfinite(), gradient.double(), 0.0)
     if mode == "raw":
@@ -162,4 +162,3 @@ def _one_hot(values: Tensor) -> Tensor:
     only_self = torch.zeros_like(values)
     only_self[:, 0] = 1
     return only_self
-

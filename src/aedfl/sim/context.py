@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
+from torch import Tensor
 
 from .. import costs
 from ..context import SERVER, Context, Message, Model, Size, Spawned, State, Trained
@@ -110,6 +111,9 @@ class SimContext(Context):
         await On(self.sim.env.timeout(seconds))
         self.sim.costs[purpose] = self.sim.costs.get(purpose, 0.0) + seconds
 
+    def known(self, data: Tensor) -> Value:
+        return self.sim.work.known(data.to(self.task.device))
+
     def batch(self, count: int, purpose: str, held_out: bool = False) -> Indices:
         rows = self._held if held_out else self._rows
         return self.random(purpose).permutation(rows)[:count]
@@ -159,10 +163,10 @@ class SimContext(Context):
         self._since = self.now
 
     def save(self, state: State) -> None:
-        self._saved = dict(state)
+        self._saved = _copied(dict(state))
 
     def restore(self) -> dict[str, Any] | None:
-        return None if self._saved is None else dict(self._saved)
+        return None if self._saved is None else _copied(self._saved)
 
     def start(self) -> None:
         """Starts the program from its top; after a crash it finds its saved state."""
@@ -183,3 +187,10 @@ class SimContext(Context):
     @property
     def finished(self) -> bool:
         return self.up and not any(process.is_alive for process in self.processes)
+
+
+def _copied(thing: Any) -> Any:
+    """A copy of the containers; what they hold is immutable and shared."""
+    if isinstance(thing, dict):
+        return {key: _copied(part) for key, part in thing.items()}
+    return [_copied(part) for part in thing] if isinstance(thing, list) else thing

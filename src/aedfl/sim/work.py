@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from ..graph import Job, Op, Queue, Value
+from ..graph import Chosen, Job, Op, Queue, Value
 
 
 class Work:
@@ -64,6 +64,8 @@ def plain(value: Any) -> Any:
     """Values become Python numbers or lists, everywhere in a nested structure."""
     if isinstance(value, Value):
         return value.get().tolist()
+    if isinstance(value, Chosen):
+        return value.settled()
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):

@@ -1,7 +1,7 @@
 """Finding the units of any module: Torch-Pruning's dependency graph says which channels hang together.
 
-The graph is a good guess, not a proof: it takes an operation it does not know for an element-wise one. So each
-layer is tried on random weights, and what cannot be taken out exactly is not offered for pruning.
+The graph is a good guess, not a proof: it takes an operation it does not know for an element-wise one. So
+each layer is tried on random weights, and what cannot be taken out exactly is not offered for pruning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Layer:
 
 
 class Coupling:
-    """Slots that hang together: a union-find forest, with the reason why a slot must stay, if there is one."""
+    """Slots that hang together: a union-find forest, and for some slots the reason why they must stay."""
 
     def __init__(self) -> None:
         self._parent: dict[Slot, Slot] = {}
@@ -81,7 +81,8 @@ def discover(module: nn.Module, example: Tensor) -> ChannelGroups:
             skipped[layer.name] = "taking its channels out changes the outputs"
     groups = _assemble(twin, exact, costs, example.device, skipped)
     if exact and not _removable(twin, groups, example):
-        raise UserError(f"model {type(module).__name__} cannot be pruned: its layers depend on each other's widths")
+        name = type(module).__name__
+        raise UserError(f"model {name} cannot be pruned: its layers depend on each other's widths")
     return groups
 
 
@@ -157,12 +158,12 @@ def _assemble(
     number = 0
     for layer in layers:
         slices[layer.name] = slice(number, number + len(layer.units))
-        for number, unit in enumerate(layer.units, number):  # noqa: B020
+        for unit in layer.units:
             for name, side, channel in unit:
                 if name not in sites:
                     sites[name] = _blank(module.get_submodule(name), count, device)
                 sites[name].sides[side][channel] = number
-        number += 1
+            number += 1
     return ChannelGroups(Layout.of(module), slices, sites, costs, skipped or {}, device)
 
 
@@ -187,7 +188,7 @@ def _removable(module: nn.Module, groups: ChannelGroups, example: Tensor) -> boo
         with torch.no_grad():
             there = functional_call(module, groups.layout.views(vector * groups.expand(mask)), (x,))
             here = functional_call(small.module, small.layout.views(vector[small.index]), (x,))
-    except (RuntimeError, ValueError, IndexError, TypeError):
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
         return False
     return there.shape == here.shape and bool(torch.allclose(there, here, rtol=1e-6, atol=1e-9))
 

@@ -1,11 +1,12 @@
 """Channel groups: what structured pruning removes, written on the flat vector.
 
-A *unit* is an output channel or neuron with everything coupled to it: its bias, its norm, the next layer's inputs,
-its partners across a residual connection, its block of a flattened feature map. Masking a unit and taking it out
-give the same outputs. That is why the channels that share one group of a GroupNorm are one unit: the norm's
-statistics run over the whole group, so a zeroed channel would still be counted in the others' mean and variance,
-while a zeroed group is on its own and stays zero. One channel per group (instance norm) would be exact as well, but
-it erases every channel's mean; groups of a few channels keep most of GroupNorm's strength.
+A *unit* is an output channel or neuron with everything coupled to it: its bias, its norm, the next layer's
+inputs, its partners across a residual connection, its block of a flattened feature map. Masking a unit and
+taking it out give the same outputs. That is why the channels that share one group of a GroupNorm are one
+unit: the norm's statistics run over the whole group, so a zeroed channel would still be counted in the
+others' mean and variance, while a zeroed group is on its own and stays zero. One channel per group (instance
+norm) would be exact as well, but it erases every channel's mean; groups of a few channels keep most of
+GroupNorm's strength.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class ChannelGroups:
-    """The prunable units 0 … count-1 of a module, layer after layer. Masks are bool [..., count], True = kept."""
+    """The prunable units 0 … count-1 of a module, layer by layer. Masks are bool [..., count], True: kept."""
 
     layout: Layout
     layers: Mapping[str, slice]

@@ -1,4 +1,4 @@
-"""What pruning knows of a layer: which side of it each dimension of its tensors and each of its widths follows.
+"""What pruning knows of a layer: which of its sides the dimensions of its tensors and its widths follow.
 
 A layer has an output side and, where it mixes channels, an input side; every tensor dimension that follows a
 side shrinks with it.
@@ -70,5 +70,5 @@ _TYPES: tuple[tuple[tuple[type[nn.Module], ...], Kind], ...] = (
 
 
 def together(layer: nn.Module) -> int:
-    """Neighbouring channels that must be pruned as one, because the layer's statistics run over all of them."""
+    """Neighbouring channels that are pruned as one, because the layer's statistics run over all of them."""
     return layer.num_channels // layer.num_groups if isinstance(layer, nn.GroupNorm) else 1

@@ -1,4 +1,4 @@
-"""Lanczos' method and stochastic Lanczos quadrature: the spectrum of a symmetric operator from a few products."""
+"""Lanczos' method and stochastic Lanczos quadrature: an operator's spectrum from a few products."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Spectrum(NamedTuple):
 
 
 def lanczos(operator: Operator, start: Tensor, steps: int) -> Spectrum:
-    """Spectra as seen from each start vector [S, P] (or [P]), by `steps` products with full reorthogonalisation.
+    """Spectra as seen from each start vector [S, P] (or [P]), with full reorthogonalisation.
 
-    The start vectors advance together, one stacked product per step. Steps beyond the size of the space, or past
-    an invariant subspace, add Ritz values of weight zero.
+    The start vectors advance together, one stacked product per step. Steps past an invariant subspace add
+    Ritz values of weight zero; there are no more steps than dimensions.
     """
     batch = start if start.dim() == 2 else start[None]
     basis, alphas, betas = [batch / batch.norm(dim=-1, keepdim=True)], [], []
@@ -48,7 +48,7 @@ def lanczos(operator: Operator, start: Tensor, steps: int) -> Spectrum:
 
 
 def _orthogonal(vectors: Tensor, basis: Tensor) -> Tensor:
-    """`vectors` [S, P] without their parts in `basis` [S, k, P]; twice, which is enough for rounding errors."""
+    """`vectors` [S, P] less their parts in `basis` [S, k, P]; twice, which is enough against rounding."""
     for _ in range(2):
         parts = (basis @ vectors[..., None]).squeeze(-1)
         vectors = vectors - (parts[:, None] @ basis).squeeze(1)
@@ -67,14 +67,13 @@ def mean_spectrum(spectrum: Spectrum) -> Spectrum:
     """Spectra of several start vectors [S, k] as one [S k]: stochastic Lanczos quadrature's estimate."""
     order = spectrum.values.flatten().argsort()
     weights = spectrum.weights.flatten() / len(spectrum.values)
-    return Spectrum(
-        spectrum.values.flatten()[order], weights[order], spectrum.residuals.flatten()[order]
-    )
+    return Spectrum(spectrum.values.flatten()[order], weights[order], spectrum.residuals.flatten()[order])
 
 
 def density(spectrum: Spectrum, grid: Tensor, width: float) -> Tensor:
-    """The spectral density on `grid` [n], each Ritz value smeared to a Gaussian of standard deviation `width`."""
+    """The spectral density on `grid` [n], each Ritz value smeared to a Gaussian of deviation `width`."""
     distance = (grid[:, None] - spectrum.values.flatten()) / width
     shapes = torch.exp(-0.5 * distance**2) / (width * (2 * torch.pi) ** 0.5)
     weights = spectrum.weights.flatten()
-    return (shapes @ weights) / weights.sum()
+    smeared: Tensor = (shapes @ weights) / weights.sum()
+    return smeared

@@ -79,7 +79,8 @@ def _narrow(layer: nn.Module, site: Site, kept: Tensor) -> None:
         for dim, side in enumerate(sides):
             if side is not None:
                 data = data.index_select(dim, kept[site.sides[side]].nonzero().squeeze(1).to(data.device))
-        setattr(layer, tensor, nn.Parameter(data, value.requires_grad) if tensor in layer._parameters else data)
+        trained = isinstance(value, nn.Parameter)
+        setattr(layer, tensor, nn.Parameter(data, value.requires_grad) if trained else data)
     for width, side in site.kind.widths.items():
         setattr(layer, width, int(kept[site.sides[side]].sum()))
     if isinstance(layer, nn.GroupNorm):

@@ -1,4 +1,4 @@
-"""How much to prune: the paper's gap rule on the Hessian's spectrum, a schedule that bounds it, and the merged rate."""
+"""How much to prune: the paper's gap rule on the spectrum, a cap that rises with time, the merged rate."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from .curvature import LossFn, hvp
+from .curvature import Curvature, curvature
 from .lanczos import Spectrum
+from .objective import LossFn
 
 
 def gap_rate(spectrum: Spectrum, lipschitz: Tensor | float, tolerance: float = 0.01) -> Tensor:
-    """The paper's p*: the share of eigenvalues below the first gap wider than 4 L; 0 where there is none. [...]
+    """The paper's p* [...]: the share of eigenvalues below the first gap wider than 4 L; 0 without one.
 
-    A gap lies between two neighbouring Ritz values [..., k] that have both converged: between others there may be
-    eigenvalues that Lanczos has not resolved yet.
+    A gap lies between two neighbouring Ritz values [..., k] that have both converged: between others there
+    may be eigenvalues that Lanczos has not resolved yet.
     """
     values, done = spectrum.values, spectrum.converged(tolerance)
     wide = (values.diff(dim=-1) > 4 * lipschitz) & done[..., 1:] & done[..., :-1]
@@ -26,27 +27,33 @@ def gap_rate(spectrum: Spectrum, lipschitz: Tensor | float, tolerance: float = 0
     return (below.gather(-1, first) * wide.gather(-1, first)).squeeze(-1)
 
 
-def lipschitz(loss_fn: LossFn, vector: Tensor, initial: Tensor, points: int = 4) -> Tensor:
-    """L of dm -> H(m) dm - grad F(m + dm), as the largest difference quotient on the way dm = t (initial - m).
+def lipschitz(
+    loss_fn: LossFn, vector: Tensor, initial: Tensor, points: int = 4, at: Curvature | None = None
+) -> Tensor:
+    """L of dm -> H(m) dm - grad F(m + dm): the largest difference quotient on the way dm = t (initial - m).
 
-    The quotients of neighbouring points t = 0, 1/points, …, 1 bound those of all pairs. Infinite where `initial`
-    equals `vector`: nothing was learnt, so nothing is known and no gap is wide enough.
+    `vector` and `initial` are parameters [P]. The quotients of neighbouring points t = 0, 1/points, …, 1
+    bound those of all pairs. Infinite where the two are equal: then nothing is known, no gap wide enough.
     """
+    at = at or curvature(loss_fn, vector)
     way = initial - vector
-    times = torch.linspace(0, 1, points + 1, device=vector.device)
-    slopes = vmap(grad(loss_fn))(vector + times[:, None] * way)
-    changes = hvp(loss_fn, vector, way) / points - slopes.diff(dim=0)
-    quotient = changes.norm(dim=-1).amax() / (way.norm() / points)
+    times = torch.linspace(0, 1, points + 1, device=vector.device)[1:]
+    slopes = torch.cat([at.gradient[None], vmap(grad(loss_fn))(vector + times[:, None] * way)])
+    changes = at.hessian(way) / points - slopes.diff(dim=0)
+    quotient = changes.norm(dim=-1).amax() * points / way.norm()
     return torch.where(way.norm() > 0, quotient, torch.inf)
 
 
 def cap(update: int, start: int, end: int, most: float = 0.5) -> float:
-    """The largest rate allowed at a local update: 0 up to `start`, then half a cosine up to `most` at `end`."""
+    """The largest rate allowed at a local update: 0 until `start`, half a cosine up to `most` at `end`."""
     progress = min(max((update - start) / max(end - start, 1), 0.0), 1.0)
     return most * (1 - cos(pi * progress)) / 2
 
 
-def merge_rates(weights: Tensor | Sequence[float], own: Tensor | float, neighbours: Tensor | Sequence[float]) -> Tensor:
+def merge_rates(
+    weights: Tensor | Sequence[float], own: Tensor | float, neighbours: Tensor | Sequence[float]
+) -> Tensor:
     """The paper's p_i = w_ii p* + sum_j w_ij p_j. `weights` [1 + n] begin with the own one and sum to 1."""
-    rates = torch.cat([torch.as_tensor(own).reshape(1), torch.as_tensor(neighbours).reshape(-1).to(torch.float32)])
-    return (torch.as_tensor(weights).to(rates) * rates).sum()
+    w = torch.as_tensor(weights, dtype=torch.float64)
+    others = torch.as_tensor(neighbours, dtype=torch.float64).to(w.device)
+    return w[0] * own + (w[1:] * others).sum()

@@ -19,14 +19,18 @@ def magnitude(vector: Tensor, groups: ChannelGroups) -> Tensor:
 
 
 def feature_ranks(
-    module: nn.Module, groups: ChannelGroups, vector: Tensor, batches: Sequence[Tensor], tolerance: float = 1e-4
+    module: nn.Module,
+    groups: ChannelGroups,
+    vector: Tensor,
+    batches: Sequence[Tensor],
+    tolerance: float = 1e-4,
 ) -> Tensor:
     """HRank (Lin et al., CVPR 2020): the mean matrix rank of every unit's feature maps, [count].
 
-    Taken after a ReLU on the last layer that holds the unit's channels (the norm, where there is one), averaged over
-    samples and channels, and divided by the largest rank that the map's shape allows, so that layers compare:
-    0 is dead, 1 is full. A neuron's map is 1x1, so its value is the share of samples that activate it; that
-    of a sequence is one row.
+    Taken after a ReLU on the last layer that holds the unit's channels (the norm, where there is one),
+    averaged over samples and channels, and divided by the largest rank that the map's shape allows, so that
+    layers compare: 0 is dead, 1 is full. A neuron's map is 1x1, so its value is the share of samples that
+    activate it; that of a sequence is one row.
     """
     twin = deepcopy(module).eval()
     groups.layout.load(twin, vector)

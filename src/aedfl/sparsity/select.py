@@ -19,10 +19,10 @@ def prune(
 ) -> Tensor:
     """The mask [..., count] that removes the units of lowest `scores` [..., count].
 
-    Units go one after the other until the removed share of the prunable parameters reaches `rate` [...]. A layer
-    keeps its best `keep_min` units, and never loses more than `max_layer_share` of them; where that stops it, less
-    than `rate` is removed. All units are candidates, so one that was pruned before comes back if its score
-    says so. Of equal scores the unit of the lower number goes first; a score that is not a number goes last.
+    Units go one after the other until the removed share of the prunable parameters reaches `rate` [...]. A
+    layer keeps its best `keep_min` units and never loses more than `max_layer_share` of them; where that
+    stops it, less than `rate` is removed. All units are candidates, so one that was pruned before comes back
+    if its score says so. Of equal scores the lower number goes first; one that is not a number goes last.
     """
     scores = scores.nan_to_num(torch.inf, posinf=torch.inf)
     safe = _protected(scores, groups, keep_min, max_layer_share)

@@ -22,7 +22,7 @@ class SegmentTable:
     twice: Tensor
     """Entries that one unit holds through both dimensions, so counted once too often."""
     table: Tensor
-    """For every unit the positions of its sums among the pieces, padded with that of a zero: [count, width]."""
+    """For every unit the positions of its sums among the pieces, padded with a zero's; [count, width]."""
 
     @classmethod
     def of(
@@ -47,13 +47,14 @@ class SegmentTable:
 
     @staticmethod
     def _piece(values: Tensor, entry: Entry, dim: int) -> Tensor:
-        tensor = values[..., entry.offset : entry.end].unflatten(-1, entry.shape)
+        flat = values[..., entry.offset : entry.end]
+        tensor = flat.reshape(*flat.shape[:-1], *entry.shape)
         others = [d - len(entry.shape) for d in range(len(entry.shape)) if d != dim]
         return tensor.sum(others) if others else tensor
 
 
 def _twice(entries: Sequence[Entry], follows: Callable[[Entry], Follows]) -> Tensor:
-    """Positions in the flat vector of entries whose two dimensions name the same unit, counted by its number."""
+    """Positions in the flat vector of entries whose two dimensions name the same unit, or none at all."""
     found = [torch.empty(0, dtype=torch.int64)]
     for entry in entries:
         if len(dims := list(follows(entry).items())) == 2:
@@ -88,7 +89,7 @@ class Products:
     @classmethod
     def of(cls, follows: Sequence[Follows], count: int, device: torch.device) -> Products:
         blank = torch.full((1,), count, device=device)
-        pairs = [([*dims.values()] + [blank, blank])[:2] for dims in follows]
+        pairs = [[*dims.values(), blank, blank][:2] for dims in follows]
         held = torch.stack([torch.stack([_share(ids, count) for ids in pair]) for pair in pairs])
         return cls(held[:, 0, :count], held[:, 1, :count], held[:, 0, count], held[:, 1, count])
 

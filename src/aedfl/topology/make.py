@@ -17,25 +17,32 @@ _FORMULAS: dict[str, Callable[[int], Topology]] = {
     "torus": Torus,
     "full": Full,
 }
-KINDS = (*_FORMULAS, "random-regular", "edges")
+KINDS = (*_FORMULAS, "random", "file")
 
 
 def make(
     kind: str,
     devices: int,
     seed: int = 0,
-    degree: int = 4,
+    degree: int | None = None,
     path: str | os.PathLike[str] | None = None,
 ) -> Topology:
-    """The topology of that kind; `seed` and `degree` are for random-regular, `path` for edges."""
+    """The topology of that kind; `seed` and `degree` (4, or as near as few devices allow) are for random,
+    `path` is for file.
+    """
     if devices < 1:
         raise UserError(f"devices = {devices}: at least one is needed")
-    if kind == "random-regular":
-        return random_regular(devices, degree, seed)
-    if kind == "edges":
+    if kind == "random":
+        return random_regular(devices, _usual_degree(devices) if degree is None else degree, seed)
+    if kind == "file":
         if path is None:
-            raise UserError("topology 'edges' needs the path of an edge list")
+            raise UserError("topology 'file' needs the path of an edge list")
         return read_edges(path, devices)
     if kind not in _FORMULAS:
         raise unknown("topology", kind, KINDS)
     return _FORMULAS[kind](devices)
+
+
+def _usual_degree(devices: int) -> int:
+    """An even degree suits any number of devices; below three there is only one choice."""
+    return devices - 1 if devices < 3 else min(4, (devices - 1) // 2 * 2)

@@ -6,16 +6,17 @@ depend, bit for bit, on how many other rows there are; on a GPU a few sizes mean
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 
 from ..randomness import torch_seed
 from ..task import Task
+from .gradients import batched_gradients
 from .plan import Plan, TrainJob, TrainResult, batches
 
 GPU_SIZES = (2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
@@ -23,7 +24,7 @@ GPU_SIZES = (2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 
 def supports(task: Task) -> bool:
     """Whether `vmap` can train this module: it is tried on two samples."""
-    if task.draws_randomness:
+    if task.draws_randomness or task.replaces_buffers:
         return False
     rows = np.arange(min(2, len(task.dataset.train)))
     job = TrainJob(task.start.to(task.device), rows, (0,), 0.0, 1)
@@ -67,9 +68,8 @@ class BatchedTrainer:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        task.module.train()
         self._gpu = task.device.type == "cuda"
-        self._gradients = vmap(grad_and_value(self._loss, has_aux=True))
+        self._gradients = batched_gradients(task, deepcopy(task.module).train())
         self._graphs: dict[object, _Captured] = {}
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
@@ -122,29 +122,13 @@ class BatchedTrainer:
         )
 
     def _rows(self, plan: Plan, jobs: list[TrainJob]) -> tuple[Tensor, Tensor]:
-        orders = [batches(job, plan.batch_size) for job in jobs]
+        orders = [batches(job, plan.batch_size, self.task.least_batch) for job in jobs]
         steps = max(len(order) for order in orders)
         rows = np.full((steps, len(jobs), plan.batch_size), -1, dtype=np.int64)
         for column, order in enumerate(orders):
             rows[: len(order), column] = order
         table = torch.from_numpy(rows).to(self.task.device, non_blocking=True)
         return table.clamp(min=0), (table >= 0).to(torch.float32)
-
-    def _loss(
-        self, weights: Tensor, buffers: Tensor, x: Tensor, y: Tensor, present: Tensor, key: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One model's loss on one mini-batch, and its buffers afterwards."""
-        layout = self.task.layout
-        state = buffers.clone()
-        named = layout.views(weights, state)
-        for layer in self.task.dropouts:
-            layer.key = key
-        output = functional_call(self.task.module, named, (x,))
-        if self.task.example_loss is None or self.task.whole_batches:
-            loss = self.task.loss(output, y)
-        else:
-            loss = (self.task.example_loss(output, y) * present).sum() / present.sum().clamp(min=1.0)
-        return loss, layout.collect(named, state)
 
     def _step(self, plan: Plan, s: Stack) -> None:
         """One step of every row; rows without samples in it (jobs that are done) stay as they are."""
@@ -177,12 +161,12 @@ class BatchedTrainer:
         s.step.add_(1)
 
     def _apply(self, plan: Plan, s: Stack, gradient: Tensor, loss: Tensor, active: Tensor) -> None:
-        first = (s.step == 0).to(torch.float32)
-        s.loss.add_(loss * active)
-        s.first_loss.add_(loss * first)
+        first = s.step == 0
+        s.loss.add_(torch.where(active > 0, loss, 0.0))
+        s.first_loss.add_(torch.where(first, loss, 0.0))
         masked = gradient if s.mask is None else gradient * s.mask
         if plan.probe:
-            s.first_gradient.add_(masked * first)
+            s.first_gradient.add_(torch.where(first, masked, 0.0))
         if s.anchor is not None:
             gradient = gradient + plan.proximal * (s.weights - s.anchor)
         if plan.weight_decay:
@@ -194,7 +178,7 @@ class BatchedTrainer:
             gradient = gradient * (plan.clip_norm / (norm + 1e-12)).clamp(max=1.0)
         if s.velocity is not None:
             gradient = s.velocity.mul_(plan.momentum).add_(gradient)
-        s.weights.sub_(gradient * (s.lr * active[:, None]))
+        s.weights.sub_(torch.where(active[:, None] > 0, gradient * s.lr, 0.0))
 
     def _replay(self, plan: Plan, stack: Stack) -> Stack:
         """Runs the steps as one captured CUDA graph each; captured once per shape."""
@@ -205,14 +189,14 @@ class BatchedTrainer:
         return self._graphs[key].run(stack)
 
     def _results(self, s: Stack, jobs: list[TrainJob]) -> list[TrainResult]:
-        counts = [job.epochs * -(-len(job.samples) // s.rows.shape[2]) for job in jobs]
+        losses = s.loss / (s.present.sum(2) > 0).sum(0).clamp(min=1)
         results = []
-        for row, (job, steps) in enumerate(zip(jobs, counts, strict=True)):
+        for row, job in enumerate(jobs):
             vector = torch.cat([s.weights[row], s.buffers[row]])
             if job.mask is not None:
-                vector = torch.where(job.mask, vector, job.vector)
-            loss = s.loss[row] / max(1, steps)
-            results.append(TrainResult(vector, loss, s.first_loss[row].clone(), s.first_gradient[row].clone()))
+                vector = torch.where(job.mask > 0, vector, job.vector)
+            first_loss, gradient = s.first_loss[row].clone(), s.first_gradient[row].clone()
+            results.append(TrainResult(vector, losses[row].clone(), first_loss, gradient))
         return results
 
 

@@ -12,7 +12,6 @@ from torch.func import functional_call, vmap
 
 from ..task import Task
 from .plan import Indices
-from .sequential import FlatModule
 
 CHUNK = 1000
 """Samples that go through a model at once."""
@@ -25,8 +24,7 @@ class Evaluator:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.flat = FlatModule(task.module, task.layout, task.device)
-        self.flat.module.eval()
+        self.flat = task.evaluation_module
 
     @torch.no_grad()
     def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> tuple[list[float], list[float]]:

@@ -68,12 +68,17 @@ class Trainer(Protocol):
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]: ...
 
 
-def batches(job: TrainJob, batch_size: int) -> Indices:
-    """Sample numbers [steps, batch_size] of all epochs, each in an order of its own; -1 pads the last batch."""
+def batches(job: TrainJob, batch_size: int, least: int = 1) -> Indices:
+    """Sample numbers [steps, batch_size] of all epochs, each in an order of its own; -1 pads the last batch.
+
+    A last batch of fewer than `least` samples is left empty.
+    """
     count = len(job.samples)
     steps = -(-count // batch_size)
     order = np.full((job.epochs, steps * batch_size), -1, dtype=np.int64)
     random = generator(*job.key, "batches")
     for epoch in range(job.epochs):
         order[epoch, :count] = job.samples[random.permutation(count)]
+    if 0 < count - (steps - 1) * batch_size < least:
+        order[:, (steps - 1) * batch_size :] = -1
     return order.reshape(job.epochs * steps, batch_size)

@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ..layout import Layout
 from ..randomness import torch_seed
+from ..sparsity.physical import shrink
 from ..task import Task
 from .dropout import Dropout
+from .flat import FlatModule
 from .plan import Plan, TrainJob, TrainResult, batches
 
 
-class FlatModule:
-    """A module whose parameters and gradients are views of two flat vectors: loading, stepping and reading
-    back are then single operations, whatever the number of layers."""
-
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
-        self.module = deepcopy(module)
-        self.vector = torch.zeros(layout.size, device=device)
-        self.gradient = torch.zeros(layout.parameters, device=device)
-        self._converted: list[tuple[Tensor, Tensor]] = []
-        parameters = dict(self.module.named_parameters())
-        for e in layout.entries:
-            view = self.vector[e.offset : e.end].view(e.shape)
-            if e.trainable:
-                parameters[e.name].data = view
-                parameters[e.name].grad = self.gradient[e.offset : e.end].view(e.shape)
-            else:
-                self._bind_buffer(e.name, view)
-
-    def _bind_buffer(self, name: str, view: Tensor) -> None:
-        path, _, leaf = name.rpartition(".")
-        owner = self.module.get_submodule(path)
-        buffer = owner._buffers[leaf]
-        assert buffer is not None
-        if buffer.dtype == torch.float32:
-            owner._buffers[leaf] = view
-        else:
-            self._converted.append((buffer, view))
-
-    def load(self, vector: Tensor) -> None:
-        with torch.no_grad():
-            self.vector.copy_(vector)
-            for buffer, view in self._converted:
-                buffer.copy_(view)
-
-    def sync(self) -> None:
-        """Brings buffers that are not float32 (counters) back into the vector."""
-        with torch.no_grad():
-            for buffer, view in self._converted:
-                view.copy_(buffer)
+REMEMBERED = 64
+"""Shrunk networks that a worker keeps."""
 
 
 class SequentialTrainer:
@@ -83,11 +49,46 @@ class SequentialTrainer:
 
 
 class _Worker:
-    """One module and the loop over a job's mini-batches."""
+    """The loop over a job's mini-batches, on modules that no other thread uses."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.flat = FlatModule(task.module, task.layout, task.device)
+        self._full = _Trainable(task.module, task)
+        self._smaller: OrderedDict[bytes, tuple[_Trainable, Tensor]] = OrderedDict()
+
+    def train(self, plan: Plan, job: TrainJob) -> TrainResult:
+        """A structured mask gives a network that is really smaller; any other is multiplied in."""
+        units = None if job.mask is None else self.task.units_of(job.mask)
+        if units is None:
+            return self._full.train(plan, job)
+        small, index = self._shrunk(units)
+        anchor = None if job.anchor is None else job.anchor[index]
+        result = small.train(plan, replace(job, vector=job.vector[index], mask=None, anchor=anchor))
+        gradient = result.gradient
+        if plan.probe:
+            inner = index[index < self.task.layout.parameters]
+            gradient = job.vector.new_zeros(self.task.layout.parameters).index_copy(0, inner, gradient)
+        return replace(result, vector=job.vector.index_copy(0, index, result.vector), gradient=gradient)
+
+    def _shrunk(self, units: Tensor) -> tuple[_Trainable, Tensor]:
+        """The smaller network for these kept units; the last few are remembered."""
+        key = units.numpy(force=True).tobytes()
+        if key not in self._smaller:
+            small = shrink(self.task.module, self.task.groups, self.task.start.to(self.task.device), units)
+            self._smaller[key] = _Trainable(small.module, self.task), small.index
+        self._smaller.move_to_end(key)
+        if len(self._smaller) > REMEMBERED:
+            self._smaller.popitem(last=False)
+        return self._smaller[key]
+
+
+class _Trainable:
+    """One module, whole or shrunk, with the loop over a job's mini-batches."""
+
+    def __init__(self, module: nn.Module, task: Task) -> None:
+        self.task = task
+        self.layout = Layout.of(module)
+        self.flat = FlatModule(module, self.layout, task.device)
         self.flat.module.train()
         self._dropouts = [m for m in self.flat.module.modules() if isinstance(m, Dropout)]
 
@@ -100,16 +101,18 @@ class _Worker:
                 return self._train(plan, job)
 
     def _train(self, plan: Plan, job: TrainJob) -> TrainResult:
-        layout, flat = self.task.layout, self.flat
+        layout, flat = self.layout, self.flat
         mask = None if job.mask is None else job.mask.to(torch.float32)
         flat.load(job.vector if mask is None else job.vector * mask)
         step = _Step(plan, job, mask, flat, layout.parameters)
         total = torch.zeros((), device=self.task.device)
         first_loss, first_gradient = total, torch.zeros(0)
-        order = torch.from_numpy(batches(job, plan.batch_size))
+        order = batches(job, plan.batch_size, self.task.least_batch)
         seed = torch_seed(*job.key, "dropout")
-        for number, rows in enumerate(order):
-            loss = self._backward(rows[rows >= 0], seed + number)
+        steps = [number for number, first in enumerate(order[:, 0].tolist()) if first >= 0]
+        for number in steps:
+            rows = order[number]
+            loss = self._backward(torch.from_numpy(rows[rows >= 0]), seed + number)
             if number == 0:
                 first_loss = loss
                 if plan.probe:
@@ -118,7 +121,7 @@ class _Worker:
             step()
         flat.sync()
         vector = flat.vector.clone() if mask is None else torch.where(mask > 0, flat.vector, job.vector)
-        return TrainResult(vector, total / max(1, len(order)), first_loss, first_gradient)
+        return TrainResult(vector, total / max(1, len(steps)), first_loss, first_gradient)
 
     def _backward(self, rows: Tensor, key: int) -> Tensor:
         """The mini-batch's loss; its gradient is in `flat.gradient` then."""
@@ -138,7 +141,8 @@ class _Step:
         self.plan, self.lr = plan, job.lr
         self.weights, self.gradient = flat.vector[:count], flat.gradient
         self.mask = None if mask is None else mask[:count]
-        self.anchor = None if job.anchor is None or not plan.proximal else job.anchor[:count]
+        anchor = job.vector if job.anchor is None else job.anchor
+        self.anchor = anchor[:count] if plan.proximal else None
         self.velocity = torch.zeros_like(self.gradient) if plan.momentum else None
 
     @torch.no_grad()

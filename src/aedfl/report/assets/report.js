@@ -90,7 +90,7 @@ const watchHeat = (svg) => {
     const r = Math.floor((y - top) / dy), c = Math.floor((x - left) / dx);
     if (r < 0 || c < 0 || r >= rows || c >= columns) { tip.hidden = true; return; }
     const head = document.createElement("b");
-    head.textContent = `${rowNames[r]} → ${columnNames[c]}`;
+    head.textContent = `${rowNames[r]} ${svg.dataset.join} ${columnNames[c]}`;
     show(event, [head, row(`${format(Number(cells[r * columns + c] || 0))} ${unit}`)]);
   });
   svg.addEventListener("pointerleave", () => { tip.hidden = true; });

@@ -1,0 +1,289 @@
+"""AEDFL: asynchronous decentralised federated learning with heterogeneous devices.
+
+Liu, Che, Zhou, Jin, Dai, Dou, Valduriez, *AEDFL: Efficient Asynchronous Decentralized Federated Learning with
+Heterogeneous Devices*, SDM 2024. A device trains, learns from what its last merge did to its loss, selects cached
+models of its neighbours, weighs and merges them, sometimes prunes, and sends the result to one random
+neighbour. Nobody waits for anybody. The six variants of the paper's ablation are switches of this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+
+from .. import costs
+from ..context import Context, Method, Model, Size, Trained
+from ..graph import Chosen, Value
+from ..ops import HeldOut, LargestNorm
+from ..rules.baseline import empty_window
+from ..rules.jobs import Learn, Merge, Select
+from ..rules.pretrain import pretrained
+from ..rules.selector import reinforce_flops, selector_flops
+from ..rules.weights import Derivative, Step, control_flops
+from ..sparsity.job import Budget, Prune, Rate
+from ..sparsity.loss_change import Form
+from ..sparsity.rate import cap
+
+
+def option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-parameters of AEDFL: three switches, then the settings of each module."""
+
+    selection: bool = option(True, "choose the models to merge by reinforcement learning")
+    weighting: bool = option(True, "weigh models by samples, staleness, loss and learned control parameters")
+    pruning: bool = option(True, "train and send a model that is pruned as it goes")
+
+    outer: Literal["training", "held-out"] = option("training", "data behind losses and gradients of merged models")
+    held_out_samples: int = option(100, "held-out samples looked at per update, with outer = held-out")
+
+    reuse_merged: bool = option(False, "without selection: merge cached models again that were merged before")
+    selector_lr: float = option(1e-3, "learning rate of the selector")
+    epsilon: float = option(0.05, "share of choices made at random")
+    greedy: bool = option(False, "take every model of probability above 1/2 instead of drawing")
+    window: int = option(10, "losses in the mean that is REINFORCE's baseline")
+    count_since: bool = option(True, "the selector sees how long nothing was merged")
+
+    control_rate: float = option(0.05, "learning rate of the control parameters")
+    weight_gradient: Derivative = option("exact", "derivative of the weights: the paper's truncated one, or exact")
+    control_step: Step = option("exponentiated", "step of the control parameters; raw is the paper's")
+    own_staleness: Literal["one", "counted"] = option("counted", "age of the own model: 1, or updates since a merge")
+    loss_power: float = option(1.0, "exponent of the loss in a model's importance")
+
+    prune_start: int = option(20, "first local update that may prune")
+    prune_every: int = option(10, "local updates between pruning steps")
+    prune_end: int = option(100, "local update at which the cap of the rate reaches max_rate")
+    max_rate: float = option(0.5, "largest share of the prunable parameters that goes")
+    rate: Rate = option("schedule", "the rate itself: gap rule of the paper under the schedule's cap, or the schedule")
+    probes: int = option(10, "Hessian products behind the change of the gradient")
+    form: Form = option("gauss_newton", "estimate of the change of the loss")
+    c: float = option(1.5, "the paper's C: how soon the loss outweighs the gradient in the saliency")
+    lanczos_steps: int = option(16, "steps of Lanczos for the gap rule")
+    hessian_samples: int = option(50, "samples that curvature is estimated on")
+
+    @property
+    def learns(self) -> bool:
+        return self.selection or self.weighting
+
+
+@dataclass(frozen=True)
+class Cached:
+    """The newest model of an in-neighbour."""
+
+    model: Model
+    loss: Value
+    samples: int
+    rate: float
+    arrived: int
+    """Own local updates when it came."""
+    version: int
+    """How many models of this neighbour have come, this one included."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the last merge was made of, until its result has been judged."""
+
+    vectors: tuple[Value | None, ...]
+    masks: tuple[Value | None, ...]
+    weights: Value
+    result: Value
+    features: Value
+    versions: tuple[int, ...]
+    choices: Value
+
+
+@dataclass
+class State:
+    """Everything a device knows; what survives a crash."""
+
+    model: Model
+    control: Value
+    theta: Value
+    window: Value
+    largest: Value
+    seen: Value
+    since: Value
+    cache: dict[int, Cached] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    last: Merged | None = None
+    judged: tuple[Value, Value] | None = None
+    """Loss and gradient of the last merge's result on held-out data."""
+    rate: float = 0.0
+
+    @classmethod
+    def begin(cls, ctx: Context, hyper: Hyper) -> State:
+        slots = len(ctx.in_neighbours)
+        known = ctx.known
+        return cls(
+            model=ctx.initial(),
+            control=known(torch.ones(slots + 1)),
+            theta=known(pretrained() if hyper.selection else torch.zeros(0)),
+            window=known(empty_window(1, hyper.window)[0]),
+            largest=known(torch.zeros(())),
+            seen=known(torch.zeros(slots, dtype=torch.int64)),
+            since=known(torch.zeros((), dtype=torch.int64)),
+        )
+
+
+Pruner = Callable[[Context, Any, State, Value], Coroutine[Any, Any, dict[str, Any]]]
+"""Looks at the state after a merge (and the merge's weights), may give it a pruned model; returns metrics."""
+
+
+async def device(ctx: Context, hyper: Hyper) -> None:
+    await local_updates(ctx, hyper, sparse if hyper.pruning else None)
+
+
+async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> None:
+    """Train, learn, select, weigh and merge, prune, send; again and again."""
+    state = State(**saved) if (saved := ctx.restore()) else State.begin(ctx, hyper)
+    while ctx.running:
+        trained = await ctx.train(state.model, replace(ctx.plan(), probe=hyper.learns or hyper.pruning))
+        if hyper.pruning:
+            (state.largest,) = await ctx.compute(
+                LargestNorm(), state.largest, trained.gradient,
+                flops=2.0 * ctx.task.layout.parameters, purpose="pruning",
+            )  # fmt: skip
+        receive(ctx, state)
+        await learn(ctx, hyper, state, trained)
+        metrics = await merge(ctx, hyper, state, trained)
+        loss = await judge(ctx, hyper, state, trained)
+        if prune is not None:
+            metrics |= await prune(ctx, hyper, state, metrics["weights"])
+        send(ctx, state, loss)
+        ctx.publish(state.model, loss=trained.loss, **metrics)
+        ctx.save(vars(state))
+
+
+def receive(ctx: Context, state: State) -> None:
+    """Every cache entry is replaced as a whole by the newest model that has come from that neighbour."""
+    for message in ctx.receive():
+        source, given = message.source, message.fields
+        if source not in ctx.in_neighbours:
+            continue
+        state.versions[source] = state.versions.get(source, 0) + 1
+        state.cache[source] = Cached(
+            cast(Model, message.model), given["loss"], given["samples"], given["rate"], ctx.update,
+            state.versions[source],
+        )  # fmt: skip
+
+
+async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> None:
+    """Formulas control and rlupdate: what the last merge did to the loss moves lambda and theta."""
+    if state.last is None:
+        return
+    last, slots = state.last, len(ctx.in_neighbours)
+    loss, gradient = state.judged or (trained.first_loss, trained.gradient)
+    flops = reinforce_flops(slots) * hyper.selection
+    flops += control_flops(slots + 1, ctx.task.layout.parameters) * hyper.weighting
+    state.control, state.theta, state.window = await ctx.compute(
+        Learn(hyper.weighting, hyper.selection, hyper.control_rate, hyper.weight_gradient, hyper.control_step,
+              hyper.selector_lr, hyper.epsilon),
+        state.control, state.theta, state.window, last.vectors, last.masks, last.weights, last.result,
+        last.features, np.array(last.versions), last.choices, loss, gradient,
+        flops=flops, purpose="learning",
+    )  # fmt: skip
+
+
+async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> dict[str, Any]:
+    """Formulas importanceDef, weightDef and parameterAggregation over the models that the selector picks."""
+    slots = ctx.in_neighbours
+    cached = [state.cache.get(source) for source in slots]
+    versions = tuple(0 if entry is None else entry.version for entry in cached)
+    now = ctx.update + 1
+    ages = np.array([1 if entry is None else max(1, now - entry.arrived) for entry in cached])
+    losses = tuple(None if entry is None else entry.loss for entry in cached)
+    choices, probabilities, features, state.seen, since = await ctx.compute(
+        Select(hyper.selection, hyper.reuse_merged, hyper.greedy, hyper.epsilon, hyper.count_since),
+        state.theta, state.seen, state.since, np.array(versions), ages, losses, trained.loss,
+        ctx.random("selection").random(len(slots)),
+        flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
+    )  # fmt: skip
+    vectors = (trained.model.vector, *(entry and entry.model.vector for entry in cached))
+    masks = (trained.model.mask, *(entry and entry.model.mask for entry in cached))
+    samples = np.array([ctx.samples, *(entry.samples if entry else 0 for entry in cached)])
+    vector, weights = await ctx.compute(
+        Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power),
+        vectors, masks, samples, ages, (trained.loss, *losses), state.control, choices, state.since,
+        flops=costs.merging(ctx.task.layout.size, 1 + sum(v > 0 for v in versions)), purpose="merging",
+    )  # fmt: skip
+    state.since = since
+    state.model = replace(trained.model, vector=vector)
+    state.last = None
+    if hyper.learns:
+        state.last = Merged(vectors, masks, weights, vector, features, versions, choices)
+    merged = Chosen(tuple(zip(slots, ages.tolist(), strict=True)), choices)
+    if not hyper.selection and not hyper.reuse_merged:
+        state.cache = {}
+    metrics = {"merged": merged, "weights": weights}
+    metrics |= {"priorities": probabilities} if hyper.selection else {}
+    return metrics | ({"control": state.control} if hyper.weighting else {})
+
+
+async def judge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> Value:
+    """The loss that goes out with the model: of its last training, or of the merged model on held-out data."""
+    if hyper.outer == "training" or not ctx.held_out:
+        return trained.loss
+    rows = ctx.batch(hyper.held_out_samples, "held-out", held_out=True)
+    state.judged = cast(tuple[Value, Value], await ctx.compute(
+        HeldOut(ctx.task), state.model.vector, state.model.mask, rows,
+        flops=costs.training(state.model.size.macs, len(rows)), purpose="held-out",
+    ))  # fmt: skip
+    return state.judged[0]
+
+
+def pruning_due(update: int, start: int, every: int) -> bool:
+    return update >= start and (update - start) % every == 0
+
+
+async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> dict[str, Any]:
+    """Section Sparse Training: at certain updates, score all units, take the lowest out, let others come back."""
+    if pruning_due(ctx.update, hyper.prune_start, hyper.prune_every):
+        limit = cap(ctx.update, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
+        rates = [0.0 if (entry := state.cache.get(source)) is None else entry.rate for source in ctx.in_neighbours]
+        budget = Budget(hyper.hessian_samples, hyper.probes, steps=hyper.lanczos_steps)
+        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate)
+        rows = ctx.batch(hyper.hessian_samples, "curvature")
+        mask, kept, rate, raw, state.largest, *size = await ctx.compute(
+            op, state.model.vector, ctx.initial().vector, rows, (ctx.index, ctx.update), state.largest, weights,
+            np.array(rates), limit, flops=op.flops(ctx.task.macs), purpose="pruning",
+        )  # fmt: skip
+        await resize(ctx, state, mask, kept, rate, size)
+        return {"prune_rate": state.rate, "raw_rate": raw, "kept": kept}
+    return {"prune_rate": state.rate}
+
+
+async def resize(ctx: Context, state: State, mask: Value, kept: Value, rate: Value, size: list[Value]) -> None:
+    """From here on the device trains and sends the smaller model; a merge before the cut teaches nothing."""
+    entries, macs, state.rate = await ctx.read(*size, rate)
+    state.model = Model(state.model.vector, Size(int(entries), float(macs)), mask)
+    state.last = state.judged = None
+
+
+def send(ctx: Context, state: State, loss: Value) -> None:
+    """To one out-neighbour drawn uniformly."""
+    if ctx.out_neighbours:
+        target = int(ctx.random("neighbour").choice(ctx.out_neighbours))
+        ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate)
+
+
+def _variant(name: str, summary: str, selection: bool, weighting: bool, pruning: bool) -> Method:
+    hyper = Hyper(selection=selection, weighting=weighting, pruning=pruning)
+    return Method(name, summary, hyper, device, paper="Liu et al., SDM 2024")
+
+
+VARIANTS = (
+    _variant("aedfl", "AEDFL with all three modules", True, True, True),
+    _variant("aedfl-0", "AEDFL without its modules: sample-weighted merging of new models", False, False, False),
+    _variant("aedfl-rl", "AEDFL with learned selection only", True, False, False),
+    _variant("aedfl-dwu", "AEDFL with dynamic weights only", False, True, False),
+    _variant("aedfl-p", "AEDFL with sparse training only", False, False, True),
+    _variant("aedfl-rl-dwu", "AEDFL with dynamic model aggregation", True, True, False),
+)

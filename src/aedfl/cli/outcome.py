@@ -1,0 +1,60 @@
+"""How a command ends: a person's mistake is one sentence and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ..errors import AedflError, UserError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OK, FAILED, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Interrupted(Exception):
+    """Ctrl-C; the message says how to go on."""
+
+
+def tidy(command: Callable[P, R]) -> Callable[P, R]:
+    """The command, with errors turned into a sentence on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except UserError as error:
+            raise _end(str(error), MISTAKE) from None
+        except AedflError as error:
+            raise _end(str(error), FAILED) from None
+        except (KeyboardInterrupt, Interrupted) as error:
+            raise _end(str(error) or "interrupted", INTERRUPTED, "interrupted") from None
+        except OSError as error:
+            raise _end(_disk(error), FAILED) from None
+
+    return wrapped
+
+
+def _end(sentence: str, code: int, kind: str = "error") -> typer.Exit:
+    errors.print(f"[bold red]{kind}:[/] {escape(sentence)}" if sentence != kind else f"[bold red]{kind}[/]")
+    return typer.Exit(code)
+
+
+def _disk(error: OSError) -> str:
+    """What went wrong outside, or the error itself again when it is no such thing."""
+    if error.errno == errno.ENOSPC:
+        where = f" while writing '{error.filename}'" if error.filename else ""
+        return f"no space left on the disk{where}; free some and go on with --resume"
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return f"no permission to use '{error.filename}'"
+    raise error

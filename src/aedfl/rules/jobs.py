@@ -1,0 +1,215 @@
+"""Model aggregation as queued work: the rules applied to the jobs of many devices at once.
+
+A device has M neighbour slots in a fixed order. Jobs of devices with fewer slots are padded with empty ones, and
+a slot from which nothing has come yet is empty too: it has version 0 and cannot be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..graph import Job, Op
+from .baseline import advantage, remember
+from .features import selector_features
+from .merge import merge
+from .selector import reinforce_step, select
+from .weights import Derivative, Step, control_gradient, control_step, importance, normalise, own_staleness
+
+STACK_BYTES = 1 << 28
+"""Largest stack of models that is merged at once."""
+
+
+@dataclass(frozen=True)
+class Select(Op):
+    """Which cached models take part in the merge.
+
+    Jobs are (theta, seen [M], since [], versions [M], ages [M], losses M, own loss, uniforms [M]); results are
+    (choices bool [M], probabilities [M], features [M, F], seen, since) where `seen` holds the version of each slot
+    that was merged last, and `since` the local updates since anything was merged.
+    """
+
+    learned: bool
+    """By the selector network; otherwise everything that is new."""
+    reuse: bool = False
+    """Without the network: also what was merged before."""
+    greedy: bool = False
+    epsilon: float = 0.05
+    count_since: bool = True
+    """Let the network see how long nothing was merged."""
+    outputs: ClassVar[int] = 5
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        theta, seen, since, versions, ages, losses, own_loss, uniforms = zip(*jobs, strict=True)
+        device = seen[0].device
+        slots = [len(v) for v in versions]
+        given = _rows(versions, device)
+        merged_before = _rows(seen, device)
+        since_merge = torch.stack(since)
+        valid = given > 0
+        used = given == merged_before
+        loss = _rows([_losses(job, device) for job in losses], device)
+        features = selector_features(
+            used,
+            _rows(ages, device),
+            loss,
+            torch.stack(own_loss),
+            valid,
+            since_merge if self.count_since else None,
+        )
+        if self.learned:
+            picked = select(
+                torch.stack(theta), features, valid, _rows(uniforms, device), self.epsilon, self.greedy
+            )
+            choices, probabilities = picked.choices, picked.probabilities
+        else:
+            choices = valid if self.reuse else valid & ~used
+            probabilities = choices.float()
+        seen_now = torch.where(choices, given, merged_before)
+        since_now = torch.where(choices.any(1), 0, since_merge + 1)
+        return _cut(slots, choices, probabilities, features, seen_now, each=since_now)
+
+
+@dataclass(frozen=True)
+class Merge(Op):
+    """The weights of the chosen models and their masked mean.
+
+    Jobs are (vectors M+1, masks M+1, samples [M+1], ages [M], losses M+1, control [M+1], choices [M], since []),
+    slot 0 being the device itself and None standing for an empty slot or for a mask that keeps everything.
+    Results are (merged [P], weights [M+1]).
+    """
+
+    dynamic: bool
+    """Weights by samples, control parameter, staleness and loss; otherwise by samples alone."""
+    count_own: bool = False
+    """The own model ages with every local update in which nothing was merged."""
+    loss_power: float = 1.0
+    """Exponent of the loss in the importance; the paper's is 1."""
+    outputs: ClassVar[int] = 2
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        vectors, masks, samples, ages, losses, control, choices, since = zip(*jobs, strict=True)
+        device = vectors[0][0].device
+        counts = _rows(samples, device)
+        chosen = _rows(choices, device)
+        if self.dynamic:
+            own = own_staleness(torch.stack(since), self.count_own)
+            age = torch.cat([own[:, None], _rows(ages, device)], 1)
+            loss = _rows([_losses(job, device) for job in losses], device) ** self.loss_power
+            weights = normalise(importance(counts, _rows(control, device, 1.0), age, loss), chosen)
+        else:
+            weights = normalise(counts, chosen)
+        results: list[tuple[Tensor, ...]] = []
+        for part in _chunks(vectors):
+            stack, held = (
+                _stack(vectors[part], weights.shape[1]),
+                _held(masks[part], vectors[part], weights.shape[1]),
+            )
+            merged = merge(stack, held, weights[part])
+            width = [len(job) for job in vectors[part]]
+            rows = zip(merged, weights[part].float(), width, strict=True)
+            results += [(vector.clone(), weight[:count].clone()) for vector, weight, count in rows]
+        return results
+
+
+@dataclass(frozen=True)
+class Learn(Op):
+    """What the loss and gradient of the last merge's result teach: control parameters, selector, baseline.
+
+    Jobs are (control [M+1], theta, window [K], vectors, masks, weights [M+1], merged [P],
+    features [M, F], versions [M], choices [M], loss [], gradient [P]); results are (control, theta, window).
+    """
+
+    control: bool
+    selector: bool
+    rate: float = 0.05
+    derivative: Derivative = "paper"
+    step: Step = "exponentiated"
+    selector_lr: float = 1e-3
+    epsilon: float = 0.05
+    standardise: bool = True
+    outputs: ClassVar[int] = 3
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        control, theta, window, *last, loss, gradient = zip(*jobs, strict=True)
+        reward = torch.stack(loss)
+        new_control = self._control(control, last, gradient) if self.control else control
+        new_theta = self._theta(theta, window, last, reward) if self.selector else theta
+        windows = remember(torch.stack(window), reward)
+        return list(zip(new_control, new_theta, [row.clone() for row in windows], strict=True))
+
+    def _control(self, control: Any, last: list[Any], gradient: Any) -> list[Tensor]:
+        vectors, masks, weights, merged = last[:4]
+        device = merged[0].device
+        found: list[Tensor] = []
+        for part in _chunks(vectors):
+            width = max(len(job) for job in vectors)
+            stack, held = _stack(vectors[part], width), _held(masks[part], vectors[part], width)
+            now = _rows(control[part], device, 1.0)
+            slope = control_gradient(
+                torch.stack(gradient[part]), stack, _rows(weights[part], device), now, held,
+                torch.stack(merged[part]), self.derivative,
+            )  # fmt: skip
+            found += list(control_step(now, slope, self.rate, self.step))
+        return [row[: len(old)].clone() for row, old in zip(found, control, strict=True)]
+
+    def _theta(self, theta: Any, window: Any, last: list[Any], reward: Tensor) -> list[Tensor]:
+        features, versions, choices = last[4:]
+        device = reward.device
+        gain = advantage(reward, torch.stack(window), self.standardise)
+        moved = reinforce_step(
+            torch.stack(theta), _rows(features, device), _rows(versions, device) > 0, _rows(choices, device),
+            gain, self.selector_lr, self.epsilon,
+        )  # fmt: skip
+        return [row.clone() for row in moved]
+
+
+def _rows(parts: Sequence[Any], device: torch.device, fill: float = 0.0) -> Tensor:
+    """Vectors (or [M, F] tables) of several lengths as one tensor, padded at the end."""
+    tensors = [part if isinstance(part, Tensor) else torch.as_tensor(part, device=device) for part in parts]
+    width = max(len(part) for part in tensors)
+    table = tensors[0].new_full((len(tensors), width, *tensors[0].shape[1:]), fill)
+    if all(len(part) == width for part in tensors):
+        return torch.stack(tensors)
+    for row, part in zip(table, tensors, strict=True):
+        row[: len(part)] = part
+    return table
+
+
+def _losses(values: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    missing = torch.full((), torch.inf, device=device)
+    return torch.stack([missing if value is None else value.to(torch.float32) for value in values])
+
+
+def _cut(slots: list[int], *tables: Tensor, each: Tensor) -> list[tuple[Tensor, ...]]:
+    """One tuple per job: its own slots of every table, and its entry of `each`."""
+    rows = zip(slots, *tables, each, strict=True)
+    return [(*(table[:count].clone() for table in found[:-1]), found[-1].clone()) for count, *found in rows]
+
+
+def _chunks(vectors: Sequence[Sequence[Tensor | None]]) -> list[slice]:
+    """Slices of the jobs whose stacks stay below `STACK_BYTES`."""
+    own = vectors[0][0]
+    assert own is not None
+    width = max(len(job) for job in vectors)
+    size = max(1, STACK_BYTES // (own.numel() * own.element_size() * width))
+    return [slice(begin, begin + size) for begin in range(0, len(vectors), size)]
+
+
+def _stack(vectors: Sequence[Sequence[Tensor | None]], width: int) -> Tensor:
+    """[B, width, P]; empty slots repeat the own model, which is never looked at there."""
+    rows = [[job[0] if vector is None else vector for vector in job] for job in vectors]
+    return torch.stack([torch.stack([*row, *[row[0]] * (width - len(row))]) for row in rows])
+
+
+def _held(masks: Sequence[Sequence[Tensor | None]], vectors: Sequence[Any], width: int) -> Tensor | None:
+    """bool [B, width, P], or None if nobody in the batch has a mask."""
+    if all(mask is None for job in masks for mask in job):
+        return None
+    full = torch.ones_like(vectors[0][0], dtype=torch.bool)
+    rows = [[full if mask is None else mask for mask in job] for job in masks]
+    return torch.stack([torch.stack([*row, *[full] * (width - len(row))]) for row in rows])

@@ -1,0 +1,59 @@
+"""What a module does that a back end must know of; found out by running a copy of it on a few samples."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def _trial(module: nn.Module, x: Tensor) -> Iterator[nn.Module]:
+    """A copy in training mode, without gradients; torch's generators are afterwards as they were."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+        yield deepcopy(module).train()
+
+
+def draws_randomness(module: nn.Module, x: Tensor) -> bool:
+    """True if a forward pass draws numbers from torch's global generators (a functional dropout, say)."""
+    with _trial(module, x) as twin:
+        before = _positions(x)
+        twin(x)
+        return any(not torch.equal(a, b) for a, b in zip(before, _positions(x), strict=True))
+
+
+def _positions(x: Tensor) -> list[Tensor]:
+    return [torch.random.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
+
+
+def replaces_buffers(module: nn.Module, x: Tensor) -> bool:
+    """True if a forward pass puts new tensors in the place of buffers, instead of writing into them."""
+    with _trial(module, x) as twin:
+        before = dict(twin.named_buffers())
+        twin(x)
+        return any(buffer is not before.get(name) for name, buffer in twin.named_buffers())
+
+
+def mixes_samples(module: nn.Module, x: Tensor) -> bool:
+    """True if what the module says of a sample depends on the others in the batch (batch statistics)."""
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        return True
+    with _trial(module, x) as twin:
+        alone, together = twin(x), twin(torch.cat([x, x[:1], x[:1]]))
+        return not torch.allclose(alone, together[: len(x)], rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def refuses_one_sample(module: nn.Module, x: Tensor) -> bool:
+    """True if the module cannot be trained on a single sample, which has no variance."""
+    with _trial(module, x) as twin:
+        try:
+            twin(x[:1])
+        except ValueError:
+            return True
+    return False
