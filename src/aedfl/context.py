@@ -206,6 +206,11 @@ Program = Callable[[Context, Any], Coroutine[Any, Any, None]]
 """An `async def program(ctx, hyper)`."""
 
 
+def option(default: Any, text: str) -> Any:
+    """A hyper-parameter's default value and its line of help."""
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass(frozen=True)
 class Method:
     """A method: what a device does, and what a server does where there is one."""

@@ -35,17 +35,15 @@ class Op(ABC):
 
 
 class Node:
-    """One queued job and the (weakly held) values that wait for it."""
+    """One queued job, the jobs it depends on, and the (weakly held) values that wait for it."""
 
-    __slots__ = ("__weakref__", "args", "op", "values")
+    __slots__ = ("__weakref__", "args", "needs", "op", "values")
 
     def __init__(self, op: Op, args: Job) -> None:
         self.op = op
         self.args = args
+        self.needs = {value.node for value in values_in(args) if value.node is not None}
         self.values: list[weakref.ref[Value]] = []
-
-    def ready(self) -> bool:
-        return all(value.node is None for value in values_in(self.args))
 
 
 class Value:
@@ -120,22 +118,39 @@ class Queue:
         return values
 
     def flush(self) -> None:
-        """Runs everything that somebody still waits for."""
+        """Runs everything that somebody still waits for, in waves: all light jobs that are ready, else all heavy ones."""
         nodes = [node for ref in self._waiting if (node := ref()) is not None]
         self._waiting.clear()
         self.heavy = 0
-        while nodes:
-            ready = [node for node in nodes if node.ready()]
-            light = [node for node in ready if not node.op.heavy]
-            wave = light or ready
-            if not wave:
-                raise RuntimeError("queued work depends on a result that no longer exists")
+        missing, dependents = _dependencies(nodes)
+        ready = {True: [], False: []}  # type: dict[bool, list[Node]]
+        for node in nodes:
+            if not missing[node]:
+                ready[node.op.heavy].append(node)
+        while ready[False] or ready[True]:
+            heavy = not ready[False]
+            wave, ready[heavy] = ready[heavy], []
             for op, group in _by_op(wave).items():
                 _run(op, group)
-                if op.heavy:
+                if heavy:
                     self.batches.append(len(group))
-            done = {id(node) for node in wave}
-            nodes = [node for node in nodes if id(node) not in done]
+            for node in wave:
+                for dependent in dependents.get(node, ()):
+                    missing[dependent] -= 1
+                    if not missing[dependent]:
+                        ready[dependent.op.heavy].append(dependent)
+
+
+def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
+    """How many queued jobs each job needs, and who needs it."""
+    missing: dict[Node, int] = {}
+    dependents: dict[Node, list[Node]] = {}
+    for node in nodes:
+        missing[node] = len(node.needs)
+        for need in node.needs:
+            dependents.setdefault(need, []).append(node)
+        node.needs = set()
+    return missing, dependents
 
 
 def _by_op(nodes: list[Node]) -> dict[Op, list[Node]]:

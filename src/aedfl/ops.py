@@ -27,6 +27,49 @@ class WeightedMean(Op):
 
 
 @dataclass(frozen=True)
+class Combination(Op):
+    """Jobs are (vectors, factors); the result is the sum of the vectors, each times its factor."""
+
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [(combination(vectors, factors),) for vectors, factors in jobs]
+
+
+@dataclass(frozen=True)
+class Step(Op):
+    """Jobs are (vector, ends, starts, factors): the vector, moved by every `end - start` times its factor."""
+
+    parameters: int
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [(moved(*job, self.parameters),) for job in jobs]
+
+
+def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) -> Tensor:
+    """`sum_k factor_k vector_k`, one after the other."""
+    total = torch.zeros_like(vectors[0])
+    for vector, factor in zip(vectors, factors, strict=True):
+        total += vector * factor
+    return total
+
+
+def moved(
+    vector: Tensor, ends: Sequence[Tensor], starts: Sequence[Tensor], factors: Sequence[float] | Tensor, parameters: int
+) -> Tensor:
+    """`vector + sum_k factor_k (end_k - start_k)`.
+
+    Entries behind the first `parameters` (running statistics) are a state and no direction: a sum of their changes
+    could make a variance negative. They become the mean of the ends', with the factors as weights.
+    """
+    result = vector + combination([end - start for end, start in zip(ends, starts, strict=True)], factors)
+    if parameters < len(vector):
+        result[parameters:] = weighted_mean([end[parameters:] for end in ends], factors)
+    return result
+
+
+@dataclass(frozen=True)
 class LargestNorm(Op):
     """Jobs are (largest [], vector); the result is the larger of the two: `largest`, or the vector's norm."""
 

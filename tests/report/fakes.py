@@ -81,9 +81,7 @@ def _update(
             "control": np.exp(random.normal(0, 0.2 + share / 2, count + 2)).tolist(),
             "priorities": random.uniform(0.3, 0.5 + share / 2, count).tolist(),
             "prune_rate": share / 2,
-            "kept": {
-                f"conv{i}": round(width * (1 - share * i / 8)) for i, width in enumerate((16, 32, 64, 64), 1)
-            },
+            "kept": {f"conv{i}": round(width * (1 - share * i / 8)) for i, width in enumerate((16, 32, 64, 64), 1)},
         }
     return row
 

@@ -1,4 +1,4 @@
-"""A job's result on a CPU is the same, bit for bit, whatever else is in the batch and however it is padded."""
+"""A job's result on a CPU is the same, bit for bit, whatever else is in its batch and however padded."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def learn_control(kind: str, masked: bool) -> Rule:
 
 def seen(job: Job) -> Tensor:
     ages = staleness(job["now"], job["arrival"])
-    return selector_features(
-        job["used"], ages, job["loss"][:, 1:], job["loss"][:, 0], job["valid"], job["now"]
-    )
+    return selector_features(job["used"], ages, job["loss"][:, 1:], job["loss"][:, 0], job["valid"], job["now"])
 
 
 def choose(job: Job) -> tuple[Tensor, ...]:
@@ -176,9 +174,7 @@ def test_masks_that_keep_everything_are_like_no_masks(jobs: Job) -> None:
 def test_where_the_padding_lies_does_not_matter_to_the_selector(jobs: Job) -> None:
     features, valid = seen(jobs), jobs["valid"]
     order = torch.tensor([7, 0, 8, 1, 2, 3, 9, 4, 5, 6])
-    wide = [
-        torch.cat([t, torch.zeros_like(t[:, :3])], 1)[:, order] for t in (features, valid, jobs["uniforms"])
-    ]
+    wide = [torch.cat([t, torch.zeros_like(t[:, :3])], 1)[:, order] for t in (features, valid, jobs["uniforms"])]
     expected = select(jobs["theta"], features, valid, jobs["uniforms"])
     actual = select(jobs["theta"], wide[0], wide[1], wide[2])
     kept = order < M

@@ -41,11 +41,9 @@ def test_without_an_own_loss_neighbours_are_compared_with_each_other() -> None:
     assert features[0, :, 2].tolist() == pytest.approx([-log(2), log(2), LOSS_CAP, 0.0])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(anything, anything, st.booleans()), min_size=1, max_size=5), anything, anything)
-def test_always_finite_and_bounded(
-    slots: list[tuple[float, float, bool]], own_loss: float, since: float
-) -> None:
+def test_always_finite_and_bounded(slots: list[tuple[float, float, bool]], own_loss: float, since: float) -> None:
     ages, losses, valid = (torch.tensor([column]) for column in zip(*slots, strict=True))
     features = selector_features(valid, ages, losses, torch.tensor([own_loss]), valid, torch.tensor([since]))
     assert features.isfinite().all()

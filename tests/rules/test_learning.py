@@ -10,7 +10,7 @@ from aedfl.rules.baseline import advantage, empty_window, remember
 from aedfl.rules.pretrain import pretrained, synthetic
 from aedfl.rules.selector import reinforce_step, select
 
-DEVICES, NEIGHBOURS, STEPS = 8, 5, 250
+DEVICES, NEIGHBOURS, STEPS = 8, 5, 200
 VALID = torch.ones(DEVICES, NEIGHBOURS, dtype=torch.bool)
 
 

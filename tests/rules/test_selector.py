@@ -111,10 +111,7 @@ def test_gradient_agrees_with_finite_differences(case: Case, generator: torch.Ge
         shift = torch.zeros(PARAMETERS, dtype=torch.float64)
         shift[at] = 1e-5
         ends = [
-            [
-                Oracle(theta[b] + s).log_prob(case.features[b], case.valid[b], choices[b]).item()
-                for b in range(B)
-            ]
+            [Oracle(theta[b] + s).log_prob(case.features[b], case.valid[b], choices[b]).item() for b in range(B)]
             for s in (shift, -shift)
         ]
         plus, minus = torch.tensor(ends, dtype=torch.float64)
@@ -155,9 +152,7 @@ def test_a_good_result_makes_the_choices_likelier(case: Case) -> None:
     choices = select(*case).choices
 
     def log_probs(theta: Tensor) -> Tensor:
-        rows = [
-            Oracle(theta[b]).log_prob(case.features[b], case.valid[b], choices[b]).detach() for b in range(B)
-        ]
+        rows = [Oracle(theta[b]).log_prob(case.features[b], case.valid[b], choices[b]).detach() for b in range(B)]
         return torch.stack(rows)
 
     busy = case.valid.any(1)

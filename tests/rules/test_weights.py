@@ -63,7 +63,7 @@ def test_without_any_importance_the_own_model_stays() -> None:
 slot = st.tuples(anything, anything, anything, anything, st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(slot, min_size=1, max_size=6))
 def test_weights_are_a_distribution_for_any_input(
     slots: list[tuple[float, float, float, float, bool]],
@@ -112,16 +112,12 @@ def test_exact_derivative_is_autograd_of_the_masked_merge(normal: Draw, uniform:
     control = p["control"].clone().requires_grad_()
     shares = weights_of(p, control).unsqueeze(-1) * p["masks"]
     held = shares.sum(1)
-    merged = torch.where(
-        held > 0, (shares * p["vectors"]).sum(1) / held.clamp(min=1e-300), p["vectors"][:, 0]
-    )
+    merged = torch.where(held > 0, (shares * p["vectors"]).sum(1) / held.clamp(min=1e-300), p["vectors"][:, 0])
     (expected,) = torch.autograd.grad((p["gradient"] * merged).sum(), control)
     weights = weights_of(p, p["control"])
     masks = p["masks"] if masked else None
     for given_merged in (None, merged.detach()):
-        actual = control_gradient(
-            p["gradient"], p["vectors"], weights, p["control"], masks, given_merged, kind="exact"
-        )
+        actual = control_gradient(p["gradient"], p["vectors"], weights, p["control"], masks, given_merged, kind="exact")
         torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -155,9 +151,7 @@ def test_paper_derivative_as_printed(normal: Draw, uniform: Draw) -> None:
 
 
 @pytest.mark.parametrize("kind", ["paper", "exact"])
-def test_models_left_out_get_no_gradient_and_buffers_are_ignored(
-    normal: Draw, uniform: Draw, kind: str
-) -> None:
+def test_models_left_out_get_no_gradient_and_buffers_are_ignored(normal: Draw, uniform: Draw, kind: str) -> None:
     p = problem(normal, uniform, masked=False)
     weights = normalise(p["scale"], torch.tensor([[True, True, False, False]] * B))
     vectors = p["vectors"].clone()
@@ -190,10 +184,8 @@ def test_raw_control_step_is_the_papers_with_a_floor() -> None:
     assert moved[0].tolist() == pytest.approx([21.0, 0.5, 0.1])
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(anything, min_size=1, max_size=6), st.floats(0, 10), st.sampled_from(["exponentiated", "raw"])
-)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(anything, min_size=1, max_size=6), st.floats(0, 10), st.sampled_from(["exponentiated", "raw"]))
 def test_control_stays_positive_and_finite(slopes: list[float], rate: float, mode: str) -> None:
     control = torch.ones(1, len(slopes))
     moved = control_step(control, torch.tensor([slopes]), rate, mode=mode)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from .. import costs
-from ..context import Context, Method, Model, Size, Trained
+from ..context import Context, Method, Model, Size, Trained, option
 from ..graph import Chosen, Value
 from ..ops import HeldOut, LargestNorm
 from ..rules.baseline import empty_window
@@ -27,10 +27,6 @@ from ..rules.weights import Derivative, Step, control_flops
 from ..sparsity.job import Budget, Prune, Rate
 from ..sparsity.loss_change import Form
 from ..sparsity.rate import cap
-
-
-def option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
@@ -203,11 +199,12 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     choices, probabilities, features, state.seen, since = await ctx.compute(
         Select(hyper.selection, hyper.reuse_merged, hyper.greedy, hyper.epsilon, hyper.count_since),
         state.theta, state.seen, state.since, np.array(versions), ages, losses, trained.loss,
-        ctx.random("selection").random(len(slots)),
+        ctx.random("selection").random(len(slots)) if hyper.selection else np.zeros(len(slots)),
         flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
     )  # fmt: skip
-    vectors = (trained.model.vector, *(entry and entry.model.vector for entry in cached))
-    masks = (trained.model.mask, *(entry and entry.model.mask for entry in cached))
+    models = [trained.model, *(None if entry is None else entry.model for entry in cached)]
+    vectors = tuple(None if model is None else model.vector for model in models)
+    masks = tuple(None if model is None else model.mask for model in models)
     samples = np.array([ctx.samples, *(entry.samples if entry else 0 for entry in cached)])
     vector, weights = await ctx.compute(
         Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -30,6 +31,17 @@ class Position:
     """Hash of the config; a checkpoint fits no other."""
 
 
+def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """As `save_file`, but a full disk is an `OSError`, as everywhere else."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+
+
 def folder(run: Path) -> Path:
     return run / "checkpoints"
 
@@ -42,7 +54,7 @@ def write(run: Path, position: Position, work: Work, keep: int) -> None:
     partial = path.with_suffix(".partial")
     tensors = {name: tensor.detach().cpu().clone() for name, tensor in work.snapshot()}
     try:
-        save_file(tensors, partial, {"position": json.dumps(asdict(position))})
+        save(tensors, partial, {"position": json.dumps(asdict(position))})
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

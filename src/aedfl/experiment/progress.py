@@ -16,9 +16,7 @@ class Progress(Protocol):
     def start(self, label: str, total_virtual: float | None) -> None:
         """A run begins; `total_virtual` seconds at most, None or infinite when only updates end it."""
 
-    def advance(
-        self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float
-    ) -> None:
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
         """Where it stands. `accuracy` is the last one measured; the rate is in wall seconds."""
 
     def finish(self) -> None:
@@ -30,9 +28,7 @@ class Silent:
 
     def start(self, label: str, total_virtual: float | None) -> None: ...
 
-    def advance(
-        self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float
-    ) -> None: ...
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -51,9 +47,7 @@ class Live:
         self._bars.add_task(label, total=total, figures="starting …")
         self._bars.start()
 
-    def advance(
-        self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float
-    ) -> None:
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
         if self._bars is None:
             return
         task = self._bars.tasks[0]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
+from ..errors import UserError
 from ..sim.work import plain
 
 STREAMS = ("metrics", "updates", "journal")
@@ -35,6 +36,8 @@ class Record:
 
     @staticmethod
     def _open(path: Path, offset: int) -> IO[bytes]:
+        if offset > (path.stat().st_size if path.exists() else 0):
+            raise UserError(f"{path} is shorter than when the checkpoint was made; the run cannot be resumed")
         file = path.open("r+b" if path.exists() else "w+b")
         file.truncate(offset)
         file.seek(offset)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import nn
 
 from .. import __version__
@@ -139,20 +138,28 @@ class Run:
         network = self.sim.network
         edges = [[source, target, *counts] for (source, target), counts in sorted(network.edges.items())]
         _dump(folder / "traffic.json", {"edges": edges, "sent": network.sent, "lost": network.lost})
-        _dump(folder / "wall.json", {
-            "wall_seconds": self.wall(),
-            "device": str(self.task.device),
-            "batches": _batch_sizes(self.sim.work.queue.batches),
-            "version": __version__,
-        })
+        _dump(
+            folder / "wall.json",
+            {
+                "wall_seconds": self.wall(),
+                "device": str(self.task.device),
+                "batches": _batch_sizes(self.sim.work.queue.batches),
+                "version": __version__,
+            },
+        )
         weights = self.final_model().state_dict()
-        save_file({name: part.clone().contiguous() for name, part in weights.items()}, folder / "model.safetensors")
+        weights = {name: part.clone().contiguous() for name, part in weights.items()}
+        checkpoint.save(weights, folder / "model.safetensors")
         _dump(folder / "summary.json", self.summary)
         shutil.rmtree(checkpoint.folder(folder), ignore_errors=True)
 
 
 def _batch_sizes(batches: list[int]) -> dict[str, float]:
-    return {"count": len(batches), "mean": sum(batches) / max(1, len(batches)), "largest": max(batches, default=0)}
+    return {
+        "count": len(batches),
+        "mean": sum(batches) / max(1, len(batches)),
+        "largest": max(batches, default=0),
+    }
 
 
 def _dump(path: Path, content: Any) -> None:

@@ -16,6 +16,7 @@ from .. import models
 from ..algorithms import get
 from ..data import Dataset, load
 from ..data.partition import hold_out, partition, split_validation
+from ..errors import UserError
 from ..graph import Queue
 from ..randomness import generator, torch_seed
 from ..sim.fleet import Fleet, read_speeds, read_trace, uniform_seconds
@@ -60,8 +61,11 @@ class Workshop:
         self._benches: dict[str, Bench] = {}
 
     def bench(self, config: RunConfig) -> Bench:
-        key = json.dumps([config.data.name, config.data.directory, config.model.model_dump(),
-                          config.engine.model_dump()], sort_keys=True, default=str)
+        key = json.dumps(
+            [config.data.name, config.data.directory, config.model.model_dump(), config.engine.model_dump()],
+            sort_keys=True,
+            default=str,
+        )
         if key not in self._benches:
             self._benches[key] = self._make(config)
         return self._benches[key]
@@ -71,6 +75,8 @@ class Workshop:
         device = engine.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("engine.device is 'cuda', but PyTorch sees no CUDA device here; use 'cpu' or 'auto'")
         if device == "cpu":
             torch.set_num_threads(1)  # parallel are jobs, not the threads of one: steady on busy cores, exact always
         torch.backends.cuda.matmul.allow_tf32 = engine.precision != "fp32"
@@ -90,8 +96,14 @@ class Workshop:
     def simulation(self, config: RunConfig, rows: Rows, observer: Observer) -> Simulation:
         bench, method = self.bench(config), get(config.method)
         training = config.training
-        plan = Plan(training.epochs, training.batch_size, training.lr, training.momentum,
-                    training.weight_decay, clip_norm=training.clip_norm)
+        plan = Plan(
+            training.epochs,
+            training.batch_size,
+            training.lr,
+            training.momentum,
+            training.weight_decay,
+            clip_norm=training.clip_norm,
+        )
         topology = config.topology
         return Simulation(
             method=method,
@@ -101,8 +113,9 @@ class Workshop:
             start=self.start(config, bench),
             rows=rows.train,
             held_out=rows.held_out,
-            topology=make_topology(topology.kind, config.devices, seed=config.seed, degree=topology.degree,
-                                   path=topology.path),
+            topology=make_topology(
+                topology.kind, config.devices, seed=config.seed, degree=topology.degree, path=topology.path
+            ),
             fleet=_fleet(config),
             links=Links(**config.links.model_dump()),
             plan=plan,
@@ -135,18 +148,35 @@ class Rows:
             kept, aside = split_validation(len(pool), data.validation, seed)
             pool, evaluation = pool[kept], pool[aside]
         labels = dataset.train.y.numpy()[pool]
-        parts = partition(labels, config.devices, data.partition, seed, alpha=data.alpha, sigma=data.sigma,
-                          shards=data.shards)
+        parts = partition(
+            labels,
+            config.devices,
+            data.partition,
+            seed,
+            alpha=data.alpha,
+            sigma=data.sigma,
+            shards=data.shards,
+        )
         pairs = [hold_out(pool[part], data.held_out, seed, device) for device, part in enumerate(parts)]
         chosen = rows_of(len(evaluation), config.evaluation.local_samples, generator(seed, "local"))
-        return cls([np.sort(own) for own, _ in pairs], [held for _, held in pairs], evaluation,
-                   evaluation[chosen], test)
+        return cls(
+            [np.sort(own) for own, _ in pairs],
+            [held for _, held in pairs],
+            evaluation,
+            evaluation[chosen],
+            test,
+        )
 
 
 def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
     options: dict[str, Any] = dict(config.model.options)
-    return models.build(config.model.name, dataset.input_shape, dataset.classes or 1,
-                        seed=torch_seed(config.seed, "model"), **options)
+    return models.build(
+        config.model.name,
+        dataset.input_shape,
+        dataset.classes or 1,
+        seed=torch_seed(config.seed, "model"),
+        **options,
+    )
 
 
 def _trainer(name: str, task: Task, workers: int) -> Trainer:

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import svg
 from .record import Floats
-from .scale import Axis, exact, fitted, linear, short
+from .scale import Axis, exact, fitted, linear, seconds
 from .thin import thinned
 
 COLOURS = 8
@@ -47,9 +47,7 @@ def lines(
     return _legend([one.name for one in shown]) + plot.draw(*drawn, *goal, name=name, kind="lines")
 
 
-def over_time(
-    series: Sequence[Series], end: float, label: str, name: str, log_from: float | None = None
-) -> str:
+def over_time(series: Sequence[Series], end: float, label: str, name: str, log_from: float | None = None) -> str:
     """Lines over virtual time 0 … end; logarithmic when their values span a factor of `log_from`."""
     values = [part for one in series for part in (one.y, one.low, one.high) if part is not None]
     y = fitted(np.concatenate(values), label, zero=True, log_from=log_from)
@@ -76,22 +74,22 @@ def histogram(counts: dict[int, int], x_label: str, y_label: str, name: str, mos
     return plot.draw(_columns(plot, values, heights, names), name=name, kind="columns")
 
 
-def bars(amounts: dict[str, float], unit: str, name: str, most: int = 10) -> str:
-    """Horizontal bars, longest first, with amount and share written beside them."""
+def bars(amounts: dict[str, float], name: str, most: int = 10) -> str:
+    """Horizontal bars of seconds, longest first, with amount and share written beside them."""
     ordered = sorted(amounts.items(), key=lambda item: -item[1])
     rest = sum(amount for _, amount in ordered[most:])
     rows = [*ordered[:most], *([("other", rest)] if rest > 0 else [])]
     total, largest = sum(amounts.values()), rows[0][1]
     if total <= 0:
         return ""
-    drawn = [_bar(i, *row, row[1] / largest, row[1] / total, unit) for i, row in enumerate(rows)]
+    drawn = [_bar(i, *row, row[1] / largest, row[1] / total) for i, row in enumerate(rows)]
     return svg.drawing(560, len(rows) * 34 + 6, name, "bars", *drawn)
 
 
-def _bar(row: int, words: str, amount: float, length: float, share: float, unit: str) -> str:
+def _bar(row: int, words: str, amount: float, length: float, share: float) -> str:
     y = row * 34 + 6
     width = max(length * 290, 1.5)
-    value = f"{short(amount, unit)} · {share:.1%}"
+    value = f"{seconds(amount)} · {share:.1%}"
     shape = svg.tag("rect", x=130, y=y, width=width, height=20, rx=3, class_="fill c0")
     return svg.text(words[:20], 122, y + 15, "end", "name") + shape + svg.text(value, 138 + width, y + 15)
 
@@ -148,8 +146,6 @@ def _columns(plot: svg.Plot, values: Floats, heights: Floats, names: list[str]) 
     for x, y, count, words in zip(plot.px(values - 0.44), tops, heights, names, strict=True):
         label = svg.tag("title", f"{words}: {count:,.0f}")
         drawn.append(
-            svg.tag(
-                "rect", label, x=float(x), y=float(y), width=width, height=float(floor - y), class_="fill c0"
-            )
+            svg.tag("rect", label, x=float(x), y=float(y), width=width, height=float(floor - y), class_="fill c0")
         )
     return "".join(drawn)

@@ -64,8 +64,7 @@ def comparison_table(summaries: Sequence[Summary]) -> list[Row]:
     rows = [(name, len(runs), _cells(runs)) for name, runs in groups.items()]
     best = {column.key: _best(column, [cells[column.key] for _, _, cells in rows]) for column in COLUMNS}
     return [
-        Row(name, seeds, {key: _marked(cell, best[key]) for key, cell in cells.items()})
-        for name, seeds, cells in rows
+        Row(name, seeds, {key: _marked(cell, best[key]) for key, cell in cells.items()}) for name, seeds, cells in rows
     ]
 
 

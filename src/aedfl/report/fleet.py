@@ -9,7 +9,7 @@ from . import grids
 from .grids import Grid, heat_map
 from .panels import Card
 from .record import Run, Traffic
-from .thin import binned_mean, coverage
+from .thin import binned_mean, coverage, held
 from .updates import Updates
 
 MOST = 40
@@ -60,12 +60,13 @@ def channels(run: Run, updates: Updates) -> Card | None:
     if not updates.kept:
         return None
     last, bins = float(max(updates.end)), 40
-    means = {layer: binned_mean(s.times, s.values, last, bins) for layer, s in updates.kept.items() if len(s)}
+    layers = {layer: samples for layer, samples in updates.kept.items() if len(samples)}
+    means = {layer: held(binned_mean(s.times, s.values, last, bins)) for layer, s in layers.items()}
     most = {layer: max(updates.kept[layer].values) for layer in means}
     cells = np.array([row / (most[layer] or 1.0) * 100 for layer, row in means.items()])
-    grid = _over_time(cells, list(means), "Layer", "% kept", last, row_height=26.0)
-    note = "Mean over devices, as a share of the most that a device had in that layer."
-    return Card("Kept channels by layer", note, heat_map(grid, "Kept channels by layer"))
+    grid = _over_time(cells, list(means), "Channels", "% kept", last, row_height=26.0 if len(means) < 9 else 15.0)
+    note = "Mean over devices after each pruning, as a share of the most that a device kept there."
+    return Card("Kept channels", note, heat_map(grid, "Kept channels over time"))
 
 
 def _over_time(
@@ -104,8 +105,7 @@ def _matrix(traffic: Traffic) -> tuple[NDArray[np.float64], list[str]]:
     groups = min(count, MOST)
     cells = np.zeros((groups + server, groups + server))
     source, target = (
-        np.where(end < 0, 0, end * groups // max(count, 1) + server)
-        for end in (traffic.source, traffic.target)
+        np.where(end < 0, 0, end * groups // max(count, 1) + server) for end in (traffic.source, traffic.target)
     )
     np.add.at(cells, (source, target), traffic.messages)
     names = ["server"] * server + [_group(i, groups, count) for i in range(groups)]

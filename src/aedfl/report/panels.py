@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import mean, median
 
 import numpy as np
 
@@ -72,10 +71,12 @@ def staleness(run: Run, updates: Updates) -> Card | None:
         series = [Series("staleness", run.column("time"), run.column("staleness"))]
         body = charts.over_time(series, run.end, "Local updates", "Mean staleness over time")
         return _card("Staleness", "Mean age of the merged models, in the receiver's local updates.", body)
-    ages = np.repeat(list(counts), np.minimum(list(counts.values()), 10**6))
+    ages, share = np.array(sorted(counts)), np.cumsum([counts[age] for age in sorted(counts)])
+    middle = ages[np.searchsorted(share, share[-1] / 2)]
+    mean = sum(age * count for age, count in counts.items()) / share[-1]
     note = (
         f"Age of every merged model, in the receiver's local updates: "
-        f"mean {mean(ages.tolist()):.2f}, median {median(ages.tolist()):g}, oldest {max(counts)}."
+        f"mean {mean:.2f}, median {middle}, oldest {max(counts)}."
     )
     return _card("Staleness", note, charts.histogram(counts, "Local updates", "Models merged", "Staleness"))
 
@@ -87,7 +88,7 @@ def consensus(run: Run, updates: Updates) -> Card | None:
 
 
 def costs(run: Run, updates: Updates) -> Card | None:
-    body = charts.bars(run.costs, "s", "Cost by purpose") if run.costs else ""
+    body = charts.bars(run.costs, "Cost by purpose") if run.costs else ""
     return _card("Where the devices' time goes", "Virtual seconds of all devices together, by purpose.", body)
 
 

@@ -117,7 +117,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSON-lines file; a line cut off by a kill is skipped."""
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 row = json.loads(line)

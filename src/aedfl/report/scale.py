@@ -91,6 +91,13 @@ def short(value: float | None, unit: str = "", digits: int = 3) -> str:
     return f"{text} {letter}{unit}" if unit else f"{text}{letter}"
 
 
+def seconds(value: float | None) -> str:
+    """'1,234 s', '5.67 s', '–' for none."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
+
+
 def _apart(lo: float, hi: float) -> tuple[float, float]:
     if hi - lo > 1e-12 * max(abs(lo), abs(hi), 1e-12):
         return lo, hi

@@ -12,11 +12,9 @@ from rich.table import Table
 
 from .comparison import Cell, Column, Row, used, written
 from .record import number
-from .scale import short
+from .scale import seconds, short
 
-_LATEX = str.maketrans(
-    {**{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"}
-)
+_LATEX = str.maketrans({**{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"})
 
 
 def to_rich(rows: Sequence[Row], title: str | None = None) -> Table:
@@ -87,10 +85,10 @@ def key_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         (f"Local {metric}", _figure(get("local_accuracy")), f"worst tenth {_figure(get('worst_tenth'))}"),
         (
             "Time to target",
-            _seconds(get("time_to_target")),
+            seconds(get("time_to_target")),
             _goal(get("target_accuracy"), get("time_to_target")),
         ),
-        ("Virtual time", _seconds(get("virtual_seconds")), f"computed in {_seconds(get('wall_seconds'))}"),
+        ("Virtual time", seconds(get("virtual_seconds")), f"computed in {seconds(get('wall_seconds'))}"),
         ("Local updates", short(get("updates")), f"{short(get('samples'))} samples"),
         ("Sent", short(get("bytes_sent"), "B"), "all devices together"),
         ("MMACs per sample", short(get("mmacs")), "forward pass, mean of devices"),
@@ -126,7 +124,3 @@ def _plain(row: Row) -> dict[str, Any]:
 
 def _figure(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
-
-
-def _seconds(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"

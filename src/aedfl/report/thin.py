@@ -20,10 +20,11 @@ def thinned(x: Floats, y: Floats, most: int = 400) -> tuple[Floats, Floats]:
     return x[chosen], y[chosen]
 
 
-def banded(times: Floats, values: Floats, bins: int = 80) -> tuple[Floats, Floats, Floats, Floats]:
+def banded(times: Floats, values: Floats, most: int = 80) -> tuple[Floats, Floats, Floats, Floats]:
     """Over equal stretches of time: the stretch's middle, and the values' mean, 10 % and 90 % quantile."""
     if len(times) == 0:
         return (np.empty(0),) * 4
+    bins = min(most, max(8, len(times) // 12))
     edges, place = _bins(times, bins)
     order = np.argsort(place, kind="stable")
     sorted_values, starts = values[order], np.searchsorted(place[order], np.arange(bins + 1))
@@ -40,6 +41,12 @@ def binned_mean(times: Floats, values: Floats, end: float, bins: int) -> Floats:
     count = np.bincount(place, minlength=bins).astype(np.float64)
     total = np.bincount(place, weights=values, minlength=bins)
     return np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
+
+
+def held(values: Floats) -> Floats:
+    """Gaps (NaN) filled with the value before them."""
+    last = np.maximum.accumulate(np.where(np.isfinite(values), np.arange(len(values)), 0))
+    return np.asarray(values[last])
 
 
 def coverage(start: Floats, end: Floats, last: float, bins: int) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ import numpy as np
 from .record import Floats, lines, number
 
 OWN, OTHERS = "own model", "models of neighbours"
+Line = tuple[str, str]
+"""A chart and a line in it."""
+Reader = Callable[[Any], Iterable[tuple[Line, Any]]]
 ROWS = 24
 """Rows for kept channels where a method does not name layers."""
 
@@ -82,20 +85,19 @@ class Updates:
         self._spread("merged", "merged").add(time, len(merged))
 
     def _method(self, time: float, row: dict[str, Any]) -> None:
-        for name in ("weights", "control"):
-            own, *others = _list(row.get(name)) or [None]
-            self._spread(name, OWN).add(time, own)
-            for value in others:
-                self._spread(name, OTHERS).add(time, value or None)
-        for value in _list(row.get("priorities")):
-            self._spread("priorities", "priority").add(time, value)
-        self._spread("prune_rate", "rate").add(time, row.get("prune_rate"))
-        self._spread("prune_rate", "raw rate").add(time, _single(row.get("raw_rate")))
-        for layer, channels in _kept(row.get("kept")):
-            self.kept.setdefault(layer, Samples()).add(time, channels)
+        for name in row.keys() & _READERS.keys():
+            for line, value in _READERS[name](row[name]):
+                self._spread(*line).add(time, value)
+        for layer, channels in _kept(row["kept"]) if "kept" in row else ():
+            if layer not in self.kept:
+                self.kept[layer] = Samples()
+            self.kept[layer].add(time, channels)
 
     def _spread(self, name: str, line: str) -> Samples:
-        return self.spreads.setdefault(name, {}).setdefault(line, Samples())
+        lines = self.spreads.setdefault(name, {})
+        if line not in lines:
+            lines[line] = Samples()
+        return lines[line]
 
 
 def read_updates(path: Path) -> Updates:
@@ -106,12 +108,32 @@ def read_updates(path: Path) -> Updates:
     return updates
 
 
-def _list(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else []
+def _per_model(name: str) -> Reader:
+    """Of a list with the own model first; 0 stands for a model that took no part."""
+
+    def read(given: Any) -> Iterator[tuple[Line, Any]]:
+        for i, value in enumerate(given if isinstance(given, list) else ()):
+            yield (name, OTHERS if i else OWN), value or None
+
+    return read
 
 
-def _single(given: Any) -> Any:
-    return given[0] if isinstance(given, list) and given else given
+def _single(name: str, line: str) -> Reader:
+    return lambda given: [((name, line), given[0] if isinstance(given, list) and given else given)]
+
+
+def _each(name: str, line: str) -> Reader:
+    return lambda given: [((name, line), value or None) for value in (given if isinstance(given, list) else ())]
+
+
+_READERS: dict[str, Reader] = {
+    "weights": _per_model("weights"),
+    "control": _per_model("control"),
+    "priorities": _each("priorities", "priority"),
+    "prune_rate": _single("prune_rate", "rate"),
+    "raw_rate": _single("prune_rate", "raw rate"),
+}
+"""What a method may record: how its value becomes points of lines of charts."""
 
 
 def _kept(given: Any) -> Iterator[tuple[str, float]]:

@@ -73,9 +73,7 @@ def _chart(runs: Sequence[Run], curve: Curve) -> Card | None:
     if not any(len(one.x) for one in series):
         return None
     xs = np.concatenate([one.x for one in series])
-    values = np.concatenate(
-        [part for one in series for part in (one.y, one.low, one.high) if part is not None]
-    )
+    values = np.concatenate([part for one in series for part in (one.y, one.low, one.high) if part is not None])
     x = bytes_axis(xs) if curve.x == "bytes_sent" else charts.time_axis(float(xs.max()))
     y = fitted(values, curve.label, zero=True, log_from=curve.log_from)
     target = number(runs[0].summary.get("target_accuracy")) if curve.wide else None

@@ -62,9 +62,7 @@ class Select(Op):
             since_merge if self.count_since else None,
         )
         if self.learned:
-            picked = select(
-                torch.stack(theta), features, valid, _rows(uniforms, device), self.epsilon, self.greedy
-            )
+            picked = select(torch.stack(theta), features, valid, _rows(uniforms, device), self.epsilon, self.greedy)
             choices, probabilities = picked.choices, picked.probabilities
         else:
             choices = valid if self.reuse else valid & ~used
@@ -202,8 +200,12 @@ def _chunks(vectors: Sequence[Sequence[Tensor | None]]) -> list[slice]:
 
 def _stack(vectors: Sequence[Sequence[Tensor | None]], width: int) -> Tensor:
     """[B, width, P]; empty slots repeat the own model, which is never looked at there."""
-    rows = [[job[0] if vector is None else vector for vector in job] for job in vectors]
-    return torch.stack([torch.stack([*row, *[row[0]] * (width - len(row))]) for row in rows])
+    stacks = []
+    for own, *others in vectors:
+        assert own is not None
+        row = [own, *(own if vector is None else vector for vector in others)]
+        stacks.append(torch.stack(row + [own] * (width - len(row))))
+    return torch.stack(stacks)
 
 
 def _held(masks: Sequence[Sequence[Tensor | None]], vectors: Sequence[Any], width: int) -> Tensor | None:
@@ -212,4 +214,4 @@ def _held(masks: Sequence[Sequence[Tensor | None]], vectors: Sequence[Any], widt
         return None
     full = torch.ones_like(vectors[0][0], dtype=torch.bool)
     rows = [[full if mask is None else mask for mask in job] for job in masks]
-    return torch.stack([torch.stack([*row, *[full] * (width - len(row))]) for row in rows])
+    return torch.stack([torch.stack(row + [full] * (width - len(row))) for row in rows])

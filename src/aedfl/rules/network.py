@@ -132,7 +132,7 @@ def _affine(matrix: Tensor, bias: Tensor, row: Tensor) -> Tensor:
 
 
 def _row_times(row: Tensor, matrix: Tensor) -> Tensor:
-    """[B, out] x [B, out, in] -> [B, in], row by row: with several rows the kernel depends on their number."""
+    """[B, out] x [B, out, in] -> [B, in], row by row: for several rows the kernel depends on how many."""
     return (row.unsqueeze(1) @ matrix).squeeze(1)
 
 
@@ -153,9 +153,7 @@ def _through_time(network: Network, steps: list[Step], into_dense: Tensor) -> Te
         here = _row_times(into_dense[:, slot], network.dense) + later_hidden
         cell = here * leave * (1 - step.cell_tanh**2) + later_cell
         onto = torch.cat([cell * step.proposal, cell * step.cell_before, here * step.cell_tanh], 1)
-        raw = torch.cat(
-            [onto * step.squashed * (1 - step.squashed), cell * enter * (1 - step.proposal**2)], 1
-        )
+        raw = torch.cat([onto * step.squashed * (1 - step.squashed), cell * enter * (1 - step.proposal**2)], 1)
         later_hidden = _row_times(raw, recurrent)
         later_cell = cell * forget
         into_gates.append(raw)

@@ -78,9 +78,7 @@ def reinforce_step(
 
 
 @torch.no_grad()
-def log_prob_gradient(
-    theta: Tensor, features: Tensor, valid: Tensor, choices: Tensor, epsilon: float = 0.0
-) -> Tensor:
+def log_prob_gradient(theta: Tensor, features: Tensor, valid: Tensor, choices: Tensor, epsilon: float = 0.0) -> Tensor:
     """The gradient of `log P(choices)` by the parameters of each device: float64 [B, PARAMETERS]."""
     dictated = torch.where(choices, -torch.inf, torch.inf)
     walk = _walk(theta, features, valid, dictated)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .merge import merge
-from .reduce import dot
+from .reduce import total
 
 Derivative = Literal["paper", "exact"]
 Step = Literal["exponentiated", "raw"]
@@ -32,9 +32,7 @@ def own_staleness(since_merge: Tensor, counted: bool) -> Tensor:
     return age if counted else torch.ones_like(age)
 
 
-def importance(
-    samples: Tensor, control: Tensor, staleness: Tensor, loss: Tensor, loss_floor: float = 1e-3
-) -> Tensor:
+def importance(samples: Tensor, control: Tensor, staleness: Tensor, loss: Tensor, loss_floor: float = 1e-3) -> Tensor:
     """Formula importanceDef, `s * lambda / (sqrt(dt) * loss)`, in float64 and always finite.
 
     All arguments [B, M+1]. A loss or an age that is not finite counts as the worst there is: importance 0.
@@ -57,6 +55,7 @@ def normalise(importance: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(weights < NEGLIGIBLE, 0.0, weights)
 
 
+@torch.no_grad()
 def control_gradient(
     gradient: Tensor,
     vectors: Tensor,
@@ -113,24 +112,24 @@ def control_flops(models: int, parameters: int) -> int:
 
 
 def _paper_slopes(gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None) -> Tensor:
+    scratch, zero = torch.empty_like(gradient), gradient.new_zeros(())
     slopes = []
     for slot in range(vectors.shape[1]):
         weight = weights[:, slot].double()
-        held = _held(weights, masks, slot)
-        slopes.append(weight * (1 - weight) * dot(gradient, torch.where(held, vectors[:, slot], 0.0)))
+        torch.where(_held(weights, masks, slot), vectors[:, slot], zero, out=scratch)
+        slopes.append(weight * (1 - weight) * total(scratch.mul_(gradient)))
     return torch.stack(slopes, 1)
 
 
-def _exact_slopes(
-    gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None, merged: Tensor
-) -> Tensor:
+def _exact_slopes(gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None, merged: Tensor) -> Tensor:
     holders = _holders(vectors, weights, masks)
+    per_weight = torch.where(holders > 0, gradient / holders, 0.0)
+    scratch, zero = torch.empty_like(per_weight), per_weight.new_zeros(())
     slopes = []
     for slot in range(vectors.shape[1]):
-        held = _held(weights, masks, slot)
-        share = torch.where(held, weights[:, slot, None].to(vectors.dtype) / holders, 0.0)
-        shift = torch.where(held, vectors[:, slot] - merged, 0.0)
-        slopes.append(dot(gradient, share * shift))
+        torch.sub(vectors[:, slot], merged, out=scratch)
+        torch.where(_held(weights, masks, slot), scratch, zero, out=scratch)
+        slopes.append(weights[:, slot].double() * total(scratch.mul_(per_weight)))
     return torch.stack(slopes, 1)
 
 

@@ -11,7 +11,7 @@ import simpy
 from torch import Tensor
 
 from .. import costs
-from ..context import SERVER, Context, Message, Model, Size, Spawned, State, Trained
+from ..context import SERVER, Context, Message, Model, Program, Size, Spawned, State, Trained
 from ..graph import Op, Value
 from ..randomness import generator
 from ..training.op import Train
@@ -46,6 +46,8 @@ class SimContext(Context):
         self.held_out = len(held)
         self.update = 0
         self.up = False
+        self.finished = False
+        """True once the program has ended by itself; a second coroutine may still answer others."""
         self.model: Model | None = None
         self.mailbox = Mailbox()
         self.processes: list[simpy.Process] = []
@@ -127,7 +129,7 @@ class SimContext(Context):
         size = Size(0, 0.0) if model is None else model.size
         masked = model is not None and model.mask is not None
         count = costs.message(size.parameters, self.task.layout.size, masked, fields)
-        self.sim.post(Message(self.index, kind, model, fields), to, count)
+        self.sim.post(Message(self.index, kind, model, _copied(fields)), to, count)
 
     def receive(self) -> list[Message]:
         return self.mailbox.drain()
@@ -136,16 +138,18 @@ class SimContext(Context):
         message = self.mailbox.take(kind)
         if message is not None or timeout == 0:
             return message
-        event = self.sim.env.event()
-        give_up = self.mailbox.wait(event, kind)
+        waiter = self.mailbox.wait(self.sim.env.event(), kind)
         if timeout is not None:
             timer = self.sim.env.timeout(timeout)
-            timer.callbacks.append(lambda _: give_up())
-        self.waits_for[id(event)] = f"a message of kind {kind!r}" if kind else "any message"
+            timer.callbacks.append(lambda _: self.mailbox.give_up(waiter))
+        self.waits_for[id(waiter)] = f"a message of kind {kind!r}" if kind else "any message"
         try:
-            arrived: Message | None = await On(event)
+            arrived: Message | None = await On(waiter.event)
+        except GeneratorExit:
+            self.mailbox.end(waiter)
+            raise
         finally:
-            del self.waits_for[id(event)]
+            del self.waits_for[id(waiter)]
         return arrived
 
     async def sleep(self, seconds: float) -> None:
@@ -159,7 +163,7 @@ class SimContext(Context):
     def publish(self, model: Model, **metrics: Any) -> None:
         self.update += 1
         self.model = model
-        self.sim.published(self, self._since, metrics)
+        self.sim.published(self, self._since, _copied(metrics))
         self._since = self.now
 
     def save(self, state: State) -> None:
@@ -173,20 +177,20 @@ class SimContext(Context):
         self.up, self._since = True, self.now
         program = self.sim.method.server if self.index == SERVER else self.sim.method.device
         assert program is not None
-        self.spawn(program(self, self.sim.hyper))
+        self.spawn(self._run(program))
+
+    async def _run(self, program: Program) -> None:
+        await program(self, self.sim.hyper)
+        self.finished = True
+        self.sim.unfinished.discard(self.index)
 
     def kill(self) -> None:
         """Stops everything at once; unfinished work is lost, the mailbox and the saved state are not."""
         self.up = False
-        self.mailbox.waiters.clear()
         for process in self.processes:
             if process.is_alive:
                 process.interrupt()
         self.processes = []
-
-    @property
-    def finished(self) -> bool:
-        return self.up and not any(process.is_alive for process in self.processes)
 
 
 def _copied(thing: Any) -> Any:

@@ -38,9 +38,7 @@ class Fleet:
         time, number = 0.0, 0
         while True:
             number += 1
-            up, down = generator(self.seed, device, number, "availability").exponential(
-                [self.mean_up, self.mean_down]
-            )
+            up, down = generator(self.seed, device, number, "availability").exponential([self.mean_up, self.mean_down])
             yield time + up, "crash"
             time += up + down
             yield time, "join"
@@ -61,7 +59,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]
                 if len(cells) != len(columns):
                     raise UserError(f"{path} line {number} is {','.join(row)!r}; expected {','.join(columns)}")
                 yield number, cells
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
@@ -75,11 +73,17 @@ def _number(path: Path, line: int, name: str, text: str, low: float, high: float
     return value
 
 
+def _device(path: Path, line: int, text: str, devices: int) -> int:
+    if text.isdecimal() and int(text) < devices:
+        return int(text)
+    raise UserError(f"{path} line {line}: device is {text!r}; allowed is a whole number from 0 to {devices - 1}")
+
+
 def read_trace(path: Path, devices: int) -> dict[int, tuple[Change, ...]]:
     """Availability from a CSV file with lines `device,time,event`; devices it does not name are always there."""
     changes: dict[int, list[Change]] = {}
     for line, (device, time, event) in _rows(path, ("device", "time", "event")):
-        index = int(_number(path, line, "device", device, 0, devices - 1))
+        index = _device(path, line, device, devices)
         if event not in EVENTS:
             raise UserError(f"{path} line {line}: event is {event!r}; allowed are {', '.join(EVENTS)}")
         changes.setdefault(index, []).append((_number(path, line, "time", time, 0, float("inf")), event))
@@ -94,7 +98,7 @@ def read_trace(path: Path, devices: int) -> dict[int, tuple[Change, ...]]:
 def read_speeds(path: Path, devices: int) -> tuple[float, ...]:
     """Update times from a CSV file with lines `device,seconds`, one for every device."""
     found = {
-        int(_number(path, line, "device", device, 0, devices - 1)): _number(path, line, "seconds", text, 1e-9, 1e9)
+        _device(path, line, device, devices): _number(path, line, "seconds", text, 1e-9, 1e9)
         for line, (device, text) in _rows(path, ("device", "seconds"))
     }
     missing = [index for index in range(devices) if index not in found]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import simpy
@@ -29,12 +28,16 @@ class Mailbox:
 
     def deliver(self, message: Message) -> None:
         """To the first that waits for such a message, or else into the box."""
+        if not self._hand_over(message):
+            self.messages.append(message)
+
+    def _hand_over(self, message: Message) -> bool:
         for waiter in self.waiters:
             if waiter.wants(message):
                 self.waiters.remove(waiter)
                 waiter.event.succeed(message)
-                return
-        self.messages.append(message)
+                return True
+        return False
 
     def take(self, kind: str | None) -> Message | None:
         for message in self.messages:
@@ -48,14 +51,20 @@ class Mailbox:
         self.messages.clear()
         return taken
 
-    def wait(self, event: simpy.Event, kind: str | None) -> Callable[[], None]:
-        """Queues a waiter; the returned function gives up, with None as result, unless it was served."""
+    def wait(self, event: simpy.Event, kind: str | None) -> Waiter:
         waiter = Waiter(event, kind)
         self.waiters.append(waiter)
+        return waiter
 
-        def give_up() -> None:
-            if waiter in self.waiters:
-                self.waiters.remove(waiter)
-                event.succeed(None)
+    def give_up(self, waiter: Waiter) -> None:
+        """The waiter's time has passed: None is its result, unless it was served."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+            waiter.event.succeed(None)
 
-        return give_up
+    def end(self, waiter: Waiter) -> None:
+        """The waiter was cancelled or has crashed; a message that it was handed but never saw comes back."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+        elif waiter.event.triggered and waiter.event.value is not None and not self._hand_over(waiter.event.value):
+            self.messages.appendleft(waiter.event.value)

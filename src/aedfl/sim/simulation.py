@@ -110,7 +110,7 @@ class Simulation:
             empty = rows[0][:0]
             self.server = SimContext(self, SERVER, empty, empty, max(speeds) * SERVER_SPEED)
             self.server.start()
-        self._lives = len(self.contexts)
+        self.unfinished = set(range(self.devices))
         for context in self.contexts:
             self._schedule(context, fleet.life(context.index))
 
@@ -118,7 +118,7 @@ class Simulation:
         """Puts the device's next change on the clock; the change then schedules the one after it."""
         change = next(life, None)
         if change is None:
-            self._lives -= 1
+            self._ends(context)
             return
         time, event = change
 
@@ -128,7 +128,7 @@ class Simulation:
             elif event != "join" and context.up:
                 context.kill()
             if event == "leave":
-                self._lives -= 1
+                self._ends(context)
             else:
                 self._schedule(context, life)
 
@@ -136,6 +136,11 @@ class Simulation:
             happen()
         else:
             self.env.timeout(time - self.env.now).callbacks.append(happen)
+
+    def _ends(self, context: SimContext) -> None:
+        """No change will follow; a device that is not there now never comes back."""
+        if not context.up:
+            self.unfinished.discard(context.index)
 
     def plan_at(self, update: int) -> Plan:
         """The run's training plan with the learning rate decayed by the number of local updates."""
@@ -164,24 +169,24 @@ class Simulation:
 
     @property
     def done(self) -> bool:
-        """True when no program will do anything more: the server's has ended, or every device's has."""
-        if self.server is not None:
-            return self.server.finished
-        ended = all(context.finished or not context.up for context in self.contexts)
-        return ended and (self.env.peek() == float("inf") or all(context.finished for context in self.contexts))
+        """True when the server's program has ended, or that of every device that may still come back."""
+        return self.server.finished if self.server is not None else not self.unfinished
 
     def advance(self, until: float) -> bool:
-        """Runs all events up to and including `until`; False if a read needs the queue to be flushed first."""
+        """Runs all events up to and including `until`, or to the end of the last program.
+
+        False if a read needs the queue to be flushed first.
+        """
         env = self.env
-        while True:
+        while not self.done:
             if self.reads and not self._answer():
                 return False
             time = env.peek()
+            if time == float("inf"):
+                self._check_deadlock()
             if time > until or time == float("inf"):
                 break
             env.step()
-        if time == float("inf"):
-            self._check_deadlock()
         self.time = float(env.now) if self.done else until
         return True
 
@@ -194,17 +199,14 @@ class Simulation:
                 return False
         if not self.work.replaying:
             for event, values in self.reads:
-                answer = [plain(value) for value in values]
-                self.journal.record(answer)
-                event.succeed(answer)
+                self.journal.record([plain(value) for value in values])
+                event.succeed([plain(value) for value in values])
         self.reads.clear()
         return True
 
     def _check_deadlock(self) -> None:
-        if self.done:
-            return
         nodes = [*self.contexts, *([self.server] if self.server else [])]
-        stuck = [(node.index, what) for node in nodes for what in node.waits_for.values()]
+        stuck = [(node.index, what) for node in nodes if not node.finished for what in node.waits_for.values()]
         if not stuck:
             return
         named = ", ".join(f"{_name(index)} for {what}" for index, what in stuck[:8])

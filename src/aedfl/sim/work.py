@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 from torch import Tensor
 
 from ..graph import Chosen, Job, Op, Queue, Value
@@ -70,4 +71,4 @@ def plain(value: Any) -> Any:
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(part) for part in value]
-    return value
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

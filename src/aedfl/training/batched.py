@@ -1,11 +1,14 @@
 """Many models at once: one vector per row of a stack, every step a single call for all rows.
 
-Rows are padded to a few sizes: on a CPU a batch of one is run as two, because only then does a row's result not
-depend, bit for bit, on how many other rows there are; on a GPU a few sizes mean a few captured graphs.
+Rows are padded to a few sizes: on a CPU a batch of one is run as two, and convolutions run without oneDNN,
+because only then does a row's result not depend, bit for bit, on how many other rows there are; on a GPU a few
+sizes mean a few captured graphs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +45,17 @@ def padded(count: int, gpu: bool) -> int:
     return next((size for size in GPU_SIZES if size >= count), count)
 
 
+@contextmanager
+def _each_alone() -> Iterator[None]:
+    """Without oneDNN, which computes a grouped convolution in a way that depends on the number of groups."""
+    before = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
 @dataclass(eq=False)
 class Stack:
     """The state of a batch: one row per job, and everything a step reads or writes."""
@@ -74,8 +88,9 @@ class BatchedTrainer:
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         results: list[TrainResult] = []
-        for begin in range(0, len(jobs), self.limit):
-            results += self._train_batch(plan, jobs[begin : begin + self.limit])
+        with _each_alone():
+            for begin in range(0, len(jobs), self.limit):
+                results += self._train_batch(plan, jobs[begin : begin + self.limit])
         return results
 
     def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
@@ -153,9 +168,7 @@ class BatchedTrainer:
             who = who if len(who) > 1 else who.repeat(2)
             x, y = self.task.gather(s.rows[number, who, :size])
             present = s.present[number, who, :size]
-            found, (value, state) = self._gradients(
-                s.weights[who], s.buffers[who], x, y, present, s.keys[who] + number
-            )
+            found, (value, state) = self._gradients(s.weights[who], s.buffers[who], x, y, present, s.keys[who] + number)
             gradient[who], loss[who], s.buffers[who] = found, value, state
         self._apply(plan, s, gradient, loss, active)
         s.step.add_(1)

@@ -11,7 +11,7 @@ from ..task import Task
 from .dropout import Dropout
 
 Gradients = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, tuple[Tensor, Tensor]]]
-"""(weights [N, P], buffers [N, b], x, y, present [N, batch], keys [N]) to (gradients, (losses [N], buffers))."""
+"""(weights [N, P], buffers, x, y, present [N, batch], keys [N]) to (gradients, (losses [N], buffers))."""
 
 
 def batched_gradients(task: Task, module: nn.Module) -> Gradients:
@@ -34,4 +34,4 @@ def batched_gradients(task: Task, module: nn.Module) -> Gradients:
             value = (task.example_loss(output, y) * present).sum() / present.sum().clamp(min=1.0)
         return value, task.layout.collect(named, buffers)
 
-    return vmap(grad_and_value(loss, has_aux=True))  # type: ignore[no-any-return]
+    return vmap(grad_and_value(loss, has_aux=True))

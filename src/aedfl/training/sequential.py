@@ -18,7 +18,6 @@ from .dropout import Dropout
 from .flat import FlatModule
 from .plan import Plan, TrainJob, TrainResult, batches
 
-
 REMEMBERED = 64
 """Shrunk networks that a worker keeps."""
 

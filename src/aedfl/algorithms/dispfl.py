@@ -1,0 +1,204 @@
+"""DisPFL: Dai, Shen, He, Tian, Tao, *DisPFL: Towards communication-efficient personalized federated learning via
+decentralized sparse training*, ICML 2022.
+
+Every device has a mask of its own (per parameter, Erdős-Rényi-Kernel densities, half of all parameters). In a round
+it sends its model and mask to its out-neighbours, takes for each parameter the mean over those of its
+in-neighbours and itself that hold it (0 where nobody does), applies its own mask, and trains. Then in every layer it
+drops the share `alpha/2 (1 + cos(pi t/T))` of the kept weights that is smallest, and lets as many grow where the dense
+gradient of one batch is largest.
+
+Adapted: the neighbours are those of the run's topology (the paper draws them anew each round). Synchrony is local: a
+device waits for its in-neighbours' models of the same round, for one that is silent `PATIENCE` times as
+long as for any so far; who comes back from a crash jumps to its neighbours' round. MACs and bytes count by density.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, cos, pi
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .. import costs
+from ..context import Context, Message, Method, Model, Size
+from ..graph import Job, Op
+from ..layout import Entry, Layout
+from ..models.macs import layer_macs
+from ..ops import HeldOut
+from ..rules.merge import weighted_mean
+from ..task import Task
+from ._hyper import option
+from ._server import PATIENCE, SPREAD
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-parameters of DisPFL."""
+
+    density: float = option(0.5, "share of the parameters that a device keeps")
+    alpha: float = option(0.5, "share of the kept weights that is replaced, at the beginning")
+    rounds: int = option(500, "rounds after which masks stay as they are (the paper's T)")
+    lr_decay: float = option(0.998, "learning rate's factor per round, in place of the run's own decay")
+    clip: float = option(10.0, "largest norm of a gradient")
+
+
+def densities(layout: Layout, density: float) -> dict[str, float]:
+    """Erdős-Rényi-Kernel: the density of a tensor is proportional to `sum(shape)/prod(shape)`, at most 1."""
+    entries = [entry for entry in layout.entries if entry.trainable]
+    raw = {entry.name: sum(entry.shape) / entry.numel for entry in entries}
+    dense: set[str] = set()
+    while True:
+        wanted = density * layout.parameters - sum(e.numel for e in entries if e.name in dense)
+        scale = wanted / max(1e-12, sum(raw[e.name] * e.numel for e in entries if e.name not in dense))
+        over = {name for name, share in raw.items() if name not in dense and scale * share > 1}
+        if not over:
+            return {name: 1.0 if name in dense else max(0.0, scale * share) for name, share in raw.items()}
+        dense |= {name for name in over if raw[name] == max(raw[other] for other in over)}
+
+
+def replaced(number: int, alpha: float, rounds: int) -> float:
+    """The share of a layer's kept weights that is dropped and regrown in that round."""
+    return alpha / 2 * (1 + cos(pi * min(number, rounds) / rounds))
+
+
+@dataclass(frozen=True)
+class Mix(Op):
+    """Jobs are (vectors, masks, own mask): per entry the mean over those that hold it, else 0; times the own mask."""
+
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [self._one(*job) for job in jobs]
+
+    def _one(self, vectors: Sequence[Tensor], masks: Sequence[Tensor], own: Tensor) -> tuple[Tensor, ...]:
+        mean = weighted_mean(vectors, [1.0] * len(vectors), masks, torch.zeros_like(vectors[0]))
+        return (mean * own,)
+
+
+@dataclass(frozen=True)
+class Regrow(Op):
+    """Jobs are (vector, mask, dense gradient, share); the result is the next mask [size]."""
+
+    entries: tuple[Entry, ...]
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [(self._one(*job),) for job in jobs]
+
+    def _one(self, vector: Tensor, mask: Tensor, gradient: Tensor, share: float) -> Tensor:
+        mask = mask.clone()
+        for entry in self.entries:
+            own = slice(entry.offset, entry.end)
+            mask[own] = regrow(vector[own].abs(), mask[own], gradient[own].abs(), share)
+        return mask
+
+
+def regrow(size: Tensor, mask: Tensor, slope: Tensor, share: float) -> Tensor:
+    """One layer's mask without the smallest kept weights, and with as many of the steepest missing ones."""
+    count = min(ceil(share * int(mask.sum())), int((~mask).sum()))
+    smallest = torch.where(mask, size, torch.inf).sort(stable=True).indices[:count]
+    mask = mask.index_fill(0, smallest, False)
+    steepest = torch.where(mask, -torch.inf, slope).sort(descending=True, stable=True).indices[:count]
+    return mask.index_fill(0, steepest, True)
+
+
+def kept_size(task: Task, shares: dict[str, float]) -> Size:
+    """What a device trains and sends at these densities, which never change."""
+    x, _ = task.gather(torch.arange(1))
+    macs = sum(count * shares.get(f"{name}.weight", 1.0) for name, count in layer_macs(task.module, x).items())
+    kept = sum(int(shares[e.name] * e.numel) if e.trainable else e.numel for e in task.layout.entries)
+    return Size(kept, macs)
+
+
+def first_mask(ctx: Context, shares: dict[str, float]) -> Tensor:
+    """A random mask with these densities, the device's own."""
+    mask = torch.ones(ctx.task.layout.size, dtype=torch.bool)
+    for entry in ctx.task.layout.entries:
+        if entry.trainable:
+            gone = ctx.random(f"mask {entry.name}").permutation(entry.numel)[int(shares[entry.name] * entry.numel) :]
+            mask[entry.offset + torch.from_numpy(gone)] = False
+    return mask
+
+
+async def device(ctx: Context, hyper: Hyper) -> None:
+    state = ctx.restore() or begin(ctx, hyper)
+    model, mask, number, lr = state["model"], state["mask"], state["round"], state["lr"]
+    peers = Peers(ctx)
+    for other in ctx.out_neighbours:
+        ctx.send(other, model, round=number)
+    while ctx.running:
+        models = await peers.models(number)
+        number = max([number, *(message.fields["round"] for message in models)])
+        sources = [model, *(message.model for message in models if message.model is not None)]
+        (vector,) = await ctx.compute(
+            Mix(), tuple(m.vector for m in sources), tuple(m.mask for m in sources), mask,
+            flops=costs.merging(model.size.parameters, len(sources)), purpose="merging",
+        )  # fmt: skip
+        plan = replace(ctx.plan(), lr=lr * hyper.lr_decay**number, clip_norm=hyper.clip)
+        trained = await ctx.train(Model(vector, model.size, mask), plan)
+        model = trained.model
+        mask = await next_mask(ctx, hyper, model, number, plan.batch_size)
+        number += 1
+        for other in ctx.out_neighbours:
+            ctx.send(other, model, round=number)
+        ctx.publish(model, loss=trained.loss, merged=[(message.source, 1) for message in models])
+        ctx.save({"model": model, "mask": mask, "round": number, "lr": lr})
+
+
+def begin(ctx: Context, hyper: Hyper) -> dict[str, Any]:
+    shares = densities(ctx.task.layout, hyper.density)
+    mask = ctx.known(first_mask(ctx, shares))
+    model = Model(ctx.initial().vector, kept_size(ctx.task, shares), mask)
+    return {"model": model, "mask": mask, "round": 0, "lr": ctx.plan().lr}
+
+
+async def next_mask(ctx: Context, hyper: Hyper, model: Model, number: int, count: int) -> Any:
+    """The mask for the next round, by magnitude and by the dense gradient of one batch at the trained model."""
+    rows = ctx.batch(count, "growth")
+    _, gradient = await ctx.compute(
+        HeldOut(ctx.task), model.vector, None, rows,
+        flops=costs.training(ctx.task.macs, len(rows)), purpose="growth",
+    )  # fmt: skip
+    entries = tuple(entry for entry in ctx.task.layout.entries if entry.trainable)
+    share = replaced(number, hyper.alpha, hyper.rounds)
+    (mask,) = await ctx.compute(
+        Regrow(entries), model.vector, model.mask, gradient, share,
+        flops=costs.merging(ctx.task.layout.parameters, 2), purpose="growth",
+    )  # fmt: skip
+    return mask
+
+
+class Peers:
+    """The newest models of the in-neighbours, and how long one is waited for."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.newest: dict[int, Message] = {}
+        self.silent: set[int] = set()
+        self.longest = 0.0
+
+    async def models(self, number: int) -> list[Message]:
+        """Everybody's model of this round or a later one, by device number; without those that fell silent."""
+        began = self.ctx.now
+        while self.ctx.running and (missing := self._missing(number)):
+            patience = PATIENCE * self.longest if self.newest.keys() >= missing else SPREAD * self.longest
+            message = await self.ctx.wait(began + patience - self.ctx.now if self.longest else None, kind="model")
+            if message is None:
+                self.silent |= missing
+            else:
+                self.newest[message.source] = message
+                self.silent.discard(message.source)
+        self.longest = max(self.longest, self.ctx.now - began)
+        return [self.newest[p] for p in sorted(self.newest) if self.newest[p].fields["round"] >= number]
+
+    def _missing(self, number: int) -> set[int]:
+        there = {peer for peer, message in self.newest.items() if message.fields["round"] >= number}
+        return {*self.ctx.in_neighbours} - there - self.silent - {self.ctx.index}
+
+
+METHOD = Method(
+    "dispfl", "synchronous averaging of sparse models, masks of one's own", Hyper(), device, paper="Dai et al., ICML 2022"
+)

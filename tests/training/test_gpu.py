@@ -1,0 +1,56 @@
+"""The GPU's batched trainer against the sequential one on the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from aedfl.data import Dataset, Split
+from aedfl.models import build
+from aedfl.task import Task
+from aedfl.training.batched import BatchedTrainer
+from aedfl.training.plan import Plan, TrainJob
+from aedfl.training.sequential import SequentialTrainer
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SHAPES = {"lenet5": (3, 32, 32), "resnet8": (3, 32, 32), "vgg9": (3, 32, 32), "cnn": (1, 8, 8), "mlp": (1, 8, 8)}
+
+
+def data(shape: tuple[int, ...]) -> Dataset:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(400, *shape, generator=random)
+    y = torch.randint(0, 10, (400,), generator=random)
+    return Dataset("random", Split(x, y), Split(x[:10], y[:10]), 10, None)
+
+
+def jobs(task: Task, count: int) -> list[TrainJob]:
+    """Ragged sizes, own learning rates, a mask on every second one."""
+    found = []
+    for i in range(count):
+        mask = torch.rand(task.layout.size, generator=torch.Generator().manual_seed(i)) > 0.3 if i % 2 else None
+        rows = np.arange(i * 3, i * 3 + 90 + 7 * i)
+        found.append(TrainJob(task.start, rows, (0, i), 0.02 + 0.005 * i, 1 + i % 2, mask))
+    return found
+
+
+def on_gpu(job: TrainJob) -> TrainJob:
+    mask = None if job.mask is None else job.mask.cuda()
+    return TrainJob(job.vector.cuda(), job.samples, job.key, job.lr, job.epochs, mask)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("tf32", "tolerance"), [(False, 1e-4), (True, 5e-3)])
+def test_batched_on_gpu_equals_sequential_on_cpu(name: str, tf32: bool, tolerance: float) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    module, plan = build(name, SHAPES[name], 10, seed=0), Plan(batch_size=50, momentum=0.5, probe=True)
+    cpu, gpu = Task(module, data(SHAPES[name])), Task(module, data(SHAPES[name]), device="cuda")
+    expected = SequentialTrainer(cpu).train(plan, jobs(cpu, 5))
+    found = BatchedTrainer(gpu).train(plan, [on_gpu(job) for job in jobs(cpu, 5)])
+    for one, other, job in zip(expected, found, jobs(cpu, 5), strict=True):
+        moved = (one.vector - job.vector).norm()
+        assert moved > 0
+        assert (one.vector - other.vector.cpu()).norm() <= tolerance * one.vector.norm()
+        assert (one.gradient - other.gradient.cpu()).norm() <= 10 * tolerance * one.gradient.norm()
+        assert torch.allclose(one.loss, other.loss.cpu(), rtol=tolerance, atol=tolerance)
