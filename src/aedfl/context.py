@@ -91,7 +91,7 @@ class Context(ABC):
     """Own index, 0 … devices-1, handed out once; `SERVER` for the server."""
     devices: int
     samples: int
-    """Training samples on this device (0 on a server)."""
+    """Training samples on this device; on a server, its public samples (see `Method.public_samples`)."""
     held_out: int
     """Samples of this device that training never sees."""
     task: Task
@@ -107,7 +107,11 @@ class Context(ABC):
     @property
     @abstractmethod
     def running(self) -> bool:
-        """False once a stop condition holds: number of updates, time, target accuracy, consensus distance."""
+        """False once a stop condition holds: number of updates, time, target accuracy, consensus distance.
+
+        On a server the number of updates counts as reached once every device has done its own (or has left for good)
+        and all that they sent has been taken from the mailbox.
+        """
 
     @property
     @abstractmethod
@@ -222,3 +226,5 @@ class Method:
     device: Program
     server: Program | None = None
     paper: str = ""
+    public_samples: int = 0
+    """Samples that the server gets from the training data before they are shared out; at most a twentieth."""

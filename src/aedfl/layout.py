@@ -88,6 +88,10 @@ class Layout:
             named[e.name] = view if e.dtype == torch.float32 else view.to(e.dtype)
         return named
 
+    def batched_views(self, stack: Tensor) -> dict[str, Tensor]:
+        """The parameters of vectors [N, size] as named tensors [N, ...]."""
+        return {e.name: stack[:, e.offset : e.end].unflatten(1, e.shape or (1,)) for e in self.entries if e.trainable}
+
     def collect(self, named: dict[str, Tensor], buffers: Tensor) -> Tensor:
         """The part of the vector behind the trainable one, after a forward pass that may have changed it."""
         parts = [named[e.name].reshape(-1).to(torch.float32) for e in self.entries if not e.trainable]

@@ -44,7 +44,7 @@ class Step(Op):
     outputs: ClassVar[int] = 1
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [(moved(*job, self.parameters),) for job in jobs]
+        return [(moved(self.parameters, *job),) for job in jobs]
 
 
 def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) ->
 
 
 def moved(
-    vector: Tensor, ends: Sequence[Tensor], starts: Sequence[Tensor], factors: Sequence[float] | Tensor, parameters: int
+    parameters: int, vector: Tensor, ends: Sequence[Tensor], starts: Sequence[Tensor], factors: Sequence[float] | Tensor
 ) -> Tensor:
     """`vector + sum_k factor_k (end_k - start_k)`.
 

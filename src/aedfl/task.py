@@ -69,7 +69,11 @@ class Task:
             ) from error
 
     def _check_shapes(self, output: Tensor, target: Tensor) -> None:
-        """An elementwise loss would broadcast shapes that differ, and quietly mean something else."""
+        """Misfits that the loss of two samples may not show: too few outputs, or shapes that it would broadcast."""
+        crossed = self.loss is F.cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss)
+        classes = self.dataset.classes or 0
+        if crossed and output.dim() > 1 and output.shape[1] < classes:
+            raise ValueError(f"it has {output.shape[1]} outputs for {classes} classes")
         functions = (F.mse_loss, F.l1_loss, F.smooth_l1_loss)
         elementwise = isinstance(self.loss, _ELEMENTWISE) or self.loss in functions
         if elementwise and output.shape != target.shape:

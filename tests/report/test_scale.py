@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aedfl.report.scale import exact, fitted, linear, logarithmic, seconds, short
@@ -14,6 +14,7 @@ from aedfl.report.scale import exact, fitted, linear, logarithmic, seconds, shor
 values = st.floats(-1e9, 1e9, allow_subnormal=False).filter(lambda v: v == 0 or abs(v) > 1e-9)
 
 
+@settings(deadline=None)
 @given(a=values, b=values)
 def test_a_linear_axis_covers_its_values_with_few_even_ticks(a: float, b: float) -> None:
     lo, hi = min(a, b), max(a, b)
@@ -25,6 +26,7 @@ def test_a_linear_axis_covers_its_values_with_few_even_ticks(a: float, b: float)
     assert np.allclose(steps, steps[0], rtol=1e-4)
 
 
+@settings(deadline=None)
 @given(lo=st.floats(1e-8, 1e6), factor=st.floats(1.0, 1e9))
 def test_a_logarithmic_axis_covers_its_values(lo: float, factor: float) -> None:
     axis = logarithmic(lo, lo * factor)

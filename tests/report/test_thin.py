@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aedfl.report.thin import banded, binned_mean, coverage, held, thinned
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000))
 def test_thinning_keeps_ends_and_extremes(values: list[float]) -> None:
     x, y = np.arange(float(len(values))), np.array(values)

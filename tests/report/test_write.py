@@ -90,7 +90,7 @@ def test_the_page_has_the_figures_and_the_config(tmp_path: Path) -> None:
     text = (tmp_path / "out" / "report.html").read_text()
     accuracy = json.loads((run / "summary.json").read_text())["accuracy"]
     assert f"<dd>{accuracy:.4f}" in text and "20 devices · seed 0" in text
-    assert "<td>batch_size</td><td>10</td>" in text and "target 0.9" in text
+    assert "<td>mean_up</td><td>–</td>" in text and "target 0.9" in text
 
 
 def test_an_unfinished_run_is_shown_as_far_as_it_went(tmp_path: Path) -> None:
@@ -216,3 +216,12 @@ def test_a_reader_can_point_at_values(tmp_path: Path) -> None:
     assert shown == pytest.approx(last["accuracy"], abs=0.003)
     assert re.fullmatch(r"Sender \d+ → \d+ \d+ messages", heat)
     assert hidden == "1"
+
+
+def test_a_users_own_metric_is_called_by_its_name(tmp_path: Path) -> None:
+    run = fake_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"metric": "negative_squared_error"}))
+    shown = report(tmp_path, run)
+    assert "Negative squared error over virtual time" in shown
+    assert "<dt>Local negative squared error</dt>" in (tmp_path / "out" / "report.html").read_text()

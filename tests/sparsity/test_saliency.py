@@ -124,7 +124,7 @@ def minimise(g: Tensor, h: Tensor, m: Tensor, gone: Tensor) -> float:
         optimizer.zero_grad()
         loss = value()
         loss.backward()
-        return float(loss)
+        return float(loss.detach())
 
     optimizer.step(closure)
     return float(value())
@@ -153,6 +153,8 @@ def test_the_closed_form_is_the_minimum_over_the_rest(tiny, definite) -> None:
 
 @pytest.mark.parametrize("form", ["exact", "trace", "unbiased", "gauss_newton"])
 def test_practical_forms_rank_as_the_closed_form(tiny, definite, form) -> None:
+    """With their signs: the closed form counts in what training the rest would gain anyway, about the same
+    for every unit, and an absolute value would fold the ranks there."""
     at, m, _, shift = definite
     full = adapted(at, m, tiny.groups, steps=600)
     signs = Probes(*(s.double() for s in draw(5, tiny.groups, 200, 4, 100)))
@@ -164,8 +166,9 @@ def test_practical_forms_rank_as_the_closed_form(tiny, definite, form) -> None:
     found = loss_changes(objective, at, m, tiny.groups, signs, at.hessian(signs.entries), form)
     if form == "gauss_newton":  # it sees the network itself, so the shift is added by hand
         found = found + 0.5 * shift * tiny.groups.sums(m**2)
-    print(f"\nrank correlation with the closed form, {form}: {correlation(found, full):.3f}")
-    assert correlation(found, full) > 0.8
+    rank = float(spearmanr(found, full).statistic)
+    print(f"\nrank correlation with the closed form, {form}: {rank:.3f}")
+    assert rank > 0.8
 
 
 def test_the_score_is_the_papers(lenet) -> None:

@@ -8,9 +8,26 @@ from pathlib import Path
 
 from ..context import Method
 from ..errors import UserError
-from . import aedfl as _aedfl
+from . import (
+    ad_psgd,
+    aedfl,
+    aso_fed,
+    dispfl,
+    fedavg,
+    fedbuff,
+    fednova,
+    fedprox,
+    fedsa,
+    port,
+    safa,
+    sageflow,
+)
 
-METHODS: dict[str, Method] = {method.name: method for method in (*_aedfl.VARIANTS,)}
+_BASELINES = (fedavg, fedprox, fednova, safa, sageflow, fedsa, aso_fed, port, fedbuff, ad_psgd, dispfl)
+
+METHODS: dict[str, Method] = {
+    method.name: method for method in (*aedfl.VARIANTS, *(module.METHOD for module in _BASELINES))
+}
 
 
 def get(name: str) -> Method:

@@ -24,6 +24,8 @@ from ..training.plan import Plan
 ASK = 60.0
 PATIENCE = 3.0
 SPREAD = 100.0
+MARGIN = 1.05
+"""A span that is set by somebody's own time is so much longer, or that one would just miss it."""
 
 
 def report(ctx: Context) -> None:
@@ -172,15 +174,15 @@ class Desk:
         A round is open to newcomers until its first update comes. Empty when nobody answered.
         """
         members = self._draw(share)
-        for client in sorted(members & self.idle):
-            self.hand(client)
+        for member in sorted(members & self.idle):
+            self.hand(member)
         arrived: dict[int, Update] = {}
         while self.ctx.running and (self.orders or not arrived):
             until = self.deadline(self.orders)
             client, update = await self.arrival(until) or (None, None)
             if update is not None:
                 arrived[update.client] = update
-            elif client in members and not arrived:
+            elif client is not None and client in members and not arrived:
                 self.hand(client)
             elif client is None and (self.ctx.now >= until or not self.orders):
                 self.forget(tuple(self.orders))

@@ -20,11 +20,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from .. import costs
-from ..context import Context, Message, Method, Model
+from ..context import Context, Message, Method, Model, option
 from ..graph import Job, Op
 from ..ops import Step
 from ..rules.merge import pairwise_average
-from ._hyper import option
 
 
 @dataclass(frozen=True)
@@ -102,10 +101,9 @@ async def answer(ctx: Context, node: Node) -> None:
         question = await ctx.wait(kind="average")
         assert question is not None and question.model is not None
         node.silent.discard(question.source)
-        crossing = node.asked == question.source
         average = None
-        if node.asked is None or crossing:
-            before = node.model
+        while average is None and node.asked in (None, question.source):
+            crossing, before = node.asked == question.source, node.model
             (vector,) = await ctx.compute(
                 Average(),
                 before.vector,
@@ -113,12 +111,10 @@ async def answer(ctx: Context, node: Node) -> None:
                 flops=costs.merging(before.size.parameters, 2),
                 purpose="merging",
             )
-            average = replace(before, vector=vector)
-            if not crossing:
-                if node.model is before and node.asked is None:
-                    node.model = average
-                else:
-                    average = None
+            if crossing:
+                average = replace(before, vector=vector)
+            elif node.asked is None and node.model is before:
+                average = node.model = replace(before, vector=vector)
         ctx.send(question.source, average, kind="answer", question=question.fields["question"])
 
 

@@ -41,8 +41,8 @@ class Hyper:
     held_out_samples: int = option(100, "held-out samples looked at per update, with outer = held-out")
 
     reuse_merged: bool = option(False, "without selection: merge cached models again that were merged before")
-    selector_lr: float = option(1e-3, "learning rate of the selector")
-    epsilon: float = option(0.05, "share of choices made at random")
+    selector_lr: float = option(0.03, "learning rate of the selector")
+    epsilon: float = option(0.01, "share of choices made at random")
     greedy: bool = option(False, "take every model of probability above 1/2 instead of drawing")
     window: int = option(10, "losses in the mean that is REINFORCE's baseline")
     count_since: bool = option(True, "the selector sees how long nothing was merged")

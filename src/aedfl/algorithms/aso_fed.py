@@ -25,10 +25,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..context import Context, Method
+from ..context import Context, Method, option
 from ..graph import Job, Op
 from ..layout import Entry, Layout
-from ._hyper import option
 from ._server import Desk, deliver, merging, next_order, report, start
 
 

@@ -8,8 +8,9 @@ drops the share `alpha/2 (1 + cos(pi t/T))` of the kept weights that is smallest
 gradient of one batch is largest.
 
 Adapted: the neighbours are those of the run's topology (the paper draws them anew each round). Synchrony is local: a
-device waits for its in-neighbours' models of the same round, for one that is silent `PATIENCE` times as
-long as for any so far; who comes back from a crash jumps to its neighbours' round. MACs and bytes count by density.
+device waits for its in-neighbours' models of the same round. A round may take `PATIENCE` times as long as any before
+(the first one, `SPREAD` times the own update); who is not there then is left out until a model comes again. After
+a crash a device does one update without waiting, and goes on in its neighbours' round. MACs and bytes count by density.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ import torch
 from torch import Tensor
 
 from .. import costs
-from ..context import Context, Message, Method, Model, Size
+from ..context import Context, Message, Method, Model, Size, option
 from ..graph import Job, Op
 from ..layout import Entry, Layout
 from ..models.macs import layer_macs
 from ..ops import HeldOut
 from ..rules.merge import weighted_mean
 from ..task import Task
-from ._hyper import option
 from ._server import PATIENCE, SPREAD
 
 
@@ -98,7 +98,7 @@ class Regrow(Op):
 
 def regrow(size: Tensor, mask: Tensor, slope: Tensor, share: float) -> Tensor:
     """One layer's mask without the smallest kept weights, and with as many of the steepest missing ones."""
-    count = min(ceil(share * int(mask.sum())), int((~mask).sum()))
+    count = ceil(share * int(mask.sum()))
     smallest = torch.where(mask, size, torch.inf).sort(stable=True).indices[:count]
     mask = mask.index_fill(0, smallest, False)
     steepest = torch.where(mask, -torch.inf, slope).sort(descending=True, stable=True).indices[:count]
@@ -108,7 +108,7 @@ def regrow(size: Tensor, mask: Tensor, slope: Tensor, share: float) -> Tensor:
 def kept_size(task: Task, shares: dict[str, float]) -> Size:
     """What a device trains and sends at these densities, which never change."""
     x, _ = task.gather(torch.arange(1))
-    macs = sum(count * shares.get(f"{name}.weight", 1.0) for name, count in layer_macs(task.module, x).items())
+    macs = sum(count * shares.get(f"{name}.weight".lstrip("."), 1.0) for name, count in layer_macs(task.module, x).items())
     kept = sum(int(shares[e.name] * e.numel) if e.trainable else e.numel for e in task.layout.entries)
     return Size(kept, macs)
 
@@ -126,12 +126,9 @@ def first_mask(ctx: Context, shares: dict[str, float]) -> Tensor:
 async def device(ctx: Context, hyper: Hyper) -> None:
     state = ctx.restore() or begin(ctx, hyper)
     model, mask, number, lr = state["model"], state["mask"], state["round"], state["lr"]
-    peers = Peers(ctx)
-    for other in ctx.out_neighbours:
-        ctx.send(other, model, round=number)
+    peers, models = Peers(ctx), list[Message]()
     while ctx.running:
-        models = await peers.models(number)
-        number = max([number, *(message.fields["round"] for message in models)])
+        began = ctx.now
         sources = [model, *(message.model for message in models if message.model is not None)]
         (vector,) = await ctx.compute(
             Mix(), tuple(m.vector for m in sources), tuple(m.mask for m in sources), mask,
@@ -146,6 +143,7 @@ async def device(ctx: Context, hyper: Hyper) -> None:
             ctx.send(other, model, round=number)
         ctx.publish(model, loss=trained.loss, merged=[(message.source, 1) for message in models])
         ctx.save({"model": model, "mask": mask, "round": number, "lr": lr})
+        models, number = await peers.models(number, began)
 
 
 def begin(ctx: Context, hyper: Hyper) -> dict[str, Any]:
@@ -172,33 +170,38 @@ async def next_mask(ctx: Context, hyper: Hyper, model: Model, number: int, count
 
 
 class Peers:
-    """The newest models of the in-neighbours, and how long one is waited for."""
+    """What has come from the in-neighbours, and how long they are waited for."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.newest: dict[int, Message] = {}
+        self.queues: dict[int, list[Message]] = {peer: [] for peer in ctx.in_neighbours if peer != ctx.index}
         self.silent: set[int] = set()
         self.longest = 0.0
 
-    async def models(self, number: int) -> list[Message]:
-        """Everybody's model of this round or a later one, by device number; without those that fell silent."""
-        began = self.ctx.now
+    async def models(self, number: int, began: float) -> tuple[list[Message], int]:
+        """The neighbours' models of this round, by device number, and the round.
+
+        A neighbour sends in order, so a later round's model means that this one's was lost; it is taken instead. If
+        all are later, theirs is the round.
+        """
+        limit = began + (PATIENCE * self.longest or SPREAD * (self.ctx.now - began))
         while self.ctx.running and (missing := self._missing(number)):
-            patience = PATIENCE * self.longest if self.newest.keys() >= missing else SPREAD * self.longest
-            message = await self.ctx.wait(began + patience - self.ctx.now if self.longest else None, kind="model")
+            message = await self.ctx.wait(max(0.0, limit - self.ctx.now), kind="model")
             if message is None:
                 self.silent |= missing
-            else:
-                self.newest[message.source] = message
+            elif message.source in self.queues:
+                self.queues[message.source].append(message)
                 self.silent.discard(message.source)
-        self.longest = max(self.longest, self.ctx.now - began)
-        return [self.newest[p] for p in sorted(self.newest) if self.newest[p].fields["round"] >= number]
+        if self.ctx.now < limit:
+            self.longest = max(self.longest, self.ctx.now - began)
+        models = [queue[0] for _, queue in sorted(self.queues.items()) if queue]
+        return models, min((message.fields["round"] for message in models), default=number)
 
     def _missing(self, number: int) -> set[int]:
-        there = {peer for peer, message in self.newest.items() if message.fields["round"] >= number}
-        return {*self.ctx.in_neighbours} - there - self.silent - {self.ctx.index}
+        """Neighbours without a model of this round or a later one; older ones are thrown away."""
+        for queue in self.queues.values():
+            queue[:] = [message for message in queue if message.fields["round"] >= number]
+        return {peer for peer, queue in self.queues.items() if not queue} - self.silent
 
 
-METHOD = Method(
-    "dispfl", "synchronous averaging of sparse models, masks of one's own", Hyper(), device, paper="Dai et al., ICML 2022"
-)
+METHOD = Method("dispfl", "synchronous averaging of sparse models", Hyper(), device, paper="Dai et al., ICML 2022")

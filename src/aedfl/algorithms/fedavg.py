@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..context import Context, Method
-from ._hyper import option
+from ..context import Context, Method, option
 from ._server import averaging_rounds, training_client
 
 
@@ -27,5 +26,5 @@ async def server(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "fedavg", "synchronous mean of all clients' models", Hyper(), training_client, server, "McMahan et al., AISTATS 2017"
+    "fedavg", "synchronous mean of the models", Hyper(), training_client, server, "McMahan et al., AISTATS 2017"
 )

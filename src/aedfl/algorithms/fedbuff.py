@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..context import Context, Method
+from ..context import Context, Method, option
 from ..ops import Step
-from ._hyper import option
 from ._server import Desk, Update, merging, training_client
 
 

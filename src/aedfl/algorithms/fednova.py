@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..context import Context, Method
+from ..context import Context, Method, option
 from ..ops import Step
-from ._hyper import option
 from ._server import Desk, deliver, merging, next_order, report, start
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..context import Context, Method
-from ._hyper import option
+from ..context import Context, Method, option
 from ._server import averaging_rounds, by_epoch, deliver, next_order, report, start
 
 

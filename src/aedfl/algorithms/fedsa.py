@@ -17,10 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from ..context import Context, Method
+from ..context import Context, Method, option
 from ..graph import Value
 from ..ops import Combination
-from ._hyper import option
 from ._server import Desk, deliver, merging, next_order, report, start
 
 

@@ -22,11 +22,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..context import Context, Message, Method
+from ..context import Context, Message, Method, option
 from ..graph import Job, Op
 from ..ops import moved
 from ..rules.reduce import dot, norm
-from ._hyper import option
 from ._server import Desk, Update, by_epoch, deliver, merging, next_order, report, start
 
 
@@ -60,7 +59,7 @@ class Aggregate(Op):
         own, count = slice(self.parameters), zip(ends, starts, strict=True)
         similar = [cosine((end - begin)[own], (w - begin)[own]) for end, begin in count]
         weights = importance(torch.stack(similar), torch.tensor(ages), torch.tensor(samples), self.hyper).to(w)
-        return moved(w, ends, starts, weights, self.parameters), weights
+        return moved(self.parameters, w, ends, starts, weights), weights
 
 
 def cosine(left: Tensor, right: Tensor) -> Tensor:
@@ -102,8 +101,8 @@ async def server(ctx: Context, hyper: Hyper) -> None:
 async def collect(desk: Desk, size: int, bound: int) -> list[Update]:
     """So many updates (fewer if nobody else is at work), and all that would be too stale the next time."""
     urgent = {client for client, order in desk.orders.items() if desk.version - order.version >= bound}
-    for client in sorted(urgent):
-        desk.ctx.send(client, kind="urgent", version=desk.orders[client].version)
+    for late in sorted(urgent):
+        desk.ctx.send(late, kind="urgent", version=desk.orders[late].version)
     buffer: list[Update] = []
     while desk.ctx.running:
         missing = desk.orders.keys() & urgent if len(buffer) >= size else desk.orders.keys()

@@ -8,9 +8,9 @@ picked, or at the deadline, when the second line fills up what is missing. The s
 ones get the new model, those too old the global one, then `w = sum_k p_k entry_k` over ALL clients. Arrivals that were
 not picked go into their entries afterwards (the bypass) and count in the next round.
 
-Adapted: the deadline, a constant of the paper's testbed, is the longest time from order to update seen so far
-(an option fixes it). Clients train epoch by epoch so that one too old can drop its work. A round also closes when
-everybody at work has arrived. Entries begin as the initial model.
+Adapted: the deadline, a constant of the paper's testbed, is a little more than the longest time from order to update
+seen so far, once all clients have been seen (an option fixes it). Clients train epoch by epoch so that one too old
+can drop its work. A round also closes when everybody at work has arrived. Entries begin as the initial model.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
-from ..context import Context, Message, Method, Model
+from ..context import Context, Message, Method, Model, option
 from ..ops import WeightedMean
-from ._hyper import option
-from ._server import Desk, Update, by_epoch, deliver, merging, next_order, report, start
+from ._server import MARGIN, Desk, Update, by_epoch, deliver, merging, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Hyper:
 
     lag: int = option(5, "versions that a client at work may be behind (the paper's tau)")
     share: float = option(0.5, "share of the clients that are picked in a round (the paper's C)")
-    deadline: float = option(0.0, "longest round in seconds; 0 = the longest update so far")
+    deadline: float = option(0.0, "longest round in seconds; 0 = 1.05 times the longest update so far")
 
 
 async def server(ctx: Context, hyper: Hyper) -> None:
@@ -72,7 +71,7 @@ async def pick(desk: Desk, last: set[int], quota: int, limit: float) -> tuple[li
     line: list[Update] = []
     began = desk.ctx.now
     while desk.ctx.running and len(picked) < quota and (desk.orders or not (picked or line)):
-        until = began + (limit or max(desk.longest.values(), default=inf))
+        until = began + limit if limit else latest(desk, began)
         client, update = await desk.arrival(until if picked or line else inf) or (None, None)
         if update is not None:
             (line if update.client in last else picked).append(update)
@@ -84,22 +83,30 @@ async def pick(desk: Desk, last: set[int], quota: int, limit: float) -> tuple[li
     return picked + line[:missing], line[missing:]
 
 
+def latest(desk: Desk, began: float) -> float:
+    """When a round without a fixed deadline ends: once the slowest could have done an update since it began."""
+    unknown = desk.orders.keys() - desk.longest.keys()
+    if unknown:
+        return desk.deadline(unknown)
+    return began + MARGIN * max(desk.longest.values(), default=inf)
+
+
 async def client(ctx: Context, hyper: Hyper) -> None:
     report(ctx)
     order = await next_order(ctx)
     while ctx.running:
-        newer: Message | None = None
+        newer: list[Message] = []
 
-        async def dropped() -> bool:
-            nonlocal newer
-            newer = await ctx.wait(0, kind="order")
-            return newer is not None
+        async def replaced(newer: list[Message] = newer) -> bool:
+            message = await ctx.wait(0, kind="order")
+            newer += [] if message is None else [message]
+            return bool(newer)
 
-        trained = await by_epoch(ctx, start(order), ctx.plan(), dropped)
-        if newer is None:
+        trained = await by_epoch(ctx, start(order), ctx.plan(), replaced)
+        if not await replaced():
             deliver(ctx, order, trained)
-            newer = await next_order(ctx)
-        order = newer
+            newer.append(await next_order(ctx))
+        order = newer[-1]
 
 
 METHOD = Method(

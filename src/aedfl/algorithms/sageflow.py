@@ -1,5 +1,5 @@
-"""Sageflow: Park, Han, Choi, Moon, *Sageflow: Robust federated learning against both stragglers and adversaries*, NeurIPS
-2021.
+"""Sageflow: Park, Han, Choi, Moon, *Sageflow: Robust federated learning against both stragglers and adversaries*,
+NeurIPS 2021.
 
 Rounds have a fixed length. Models that arrive in round t join the group of the round i that they started in. Inside
 a group, those whose entropy on the server's small public set is at least `threshold` are dropped, the others are
@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from .. import costs
-from ..context import Context, Method
+from ..context import Context, Method, option
 from ..graph import Job, Op, Value
 from ..ops import combination
 from ..rules.merge import weighted_mean
 from ..task import Task
 from ..training.plan import Indices
-from ._hyper import option
-from ._server import Desk, Update, merging, training_client
+from ._server import MARGIN, Desk, Update, merging, training_client
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Group(Op):
         gamma: float,
     ) -> tuple[Tensor, ...]:
         shares = weights(
-            torch.stack(losses).double(), torch.stack(entropies), torch.tensor(ages), torch.tensor(samples), self.hyper
+            torch.stack([*losses]), torch.stack([*entropies]), torch.tensor(ages), torch.tensor(samples), self.hyper
         )
         mean = weighted_mean(vectors, shares.to(w))
         return combination((mean, w), (gamma, 1 - gamma)), shares.to(w)
@@ -103,13 +102,14 @@ def weights(losses: Tensor, entropies: Tensor, ages: Tensor, samples: Tensor, hy
     """Weights of a round's models, all [models] -> [models]; they sum to 1."""
     kept = entropies < hyper.threshold
     kept = kept | ~kept.any()
+    losses = losses.double()
     samples, ages = samples.to(losses), ages.to(losses)
     inside = kept * samples / losses.clamp(min=1e-12) ** hyper.delta
     result = torch.zeros_like(losses)
-    for age in ages.unique():
-        group = ages == age
+    for late in range(hyper.staleness + 1):
+        group = ages == late
         total = (inside * group).sum()
-        size = (samples * kept * group).sum() * (age + 1) ** -hyper.lam
+        size = (samples * kept * group).sum() * (late + 1) ** -hyper.lam
         result += torch.where(group & (total > 0), size * inside / total, 0.0)
     return result / result.sum()
 
@@ -121,7 +121,7 @@ async def server(ctx: Context, hyper: Hyper) -> None:
         for client in sorted(desk.idle):
             desk.hand(client)
         updates = await collect(desk, length)
-        length = length or max(desk.longest.values(), default=0.0) / (hyper.staleness + 1)
+        length = length or MARGIN * max(desk.longest.values(), default=0.0) / (hyper.staleness + 1)
         updates = [update for update in updates if desk.version - update.version <= hyper.staleness]
         vector, shares = (desk.model.vector, None) if not updates else await aggregate(desk, updates, hyper)
         desk.publish(replace(desk.model, vector=vector), updates, {"length": length}, weights=shares)

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Show this one in full, ready to be a config file.")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Show this one in full, ready to be a config file.")] = None,
 ) -> None:
     """List the presets, or print one as TOML: [bold]aedfl presets digits > mine.toml[/]"""
     from ..experiment.config import load, to_toml

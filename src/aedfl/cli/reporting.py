@@ -20,14 +20,10 @@ class TableFormat(StrEnum):
 
 
 def report(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")
-    ],
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE.html", help="Page to write; report.html in the folder by default."
-        ),
+        typer.Option("--out", "-o", metavar="FILE.html", help="Page to write; report.html in the folder by default."),
     ] = None,
     table: Annotated[
         TableFormat, typer.Option("--table", "-t", help="How the table on the terminal is written.")

@@ -20,9 +20,7 @@ Source = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", "-s", metavar="KEY=VALUE", help="Override a key: `training.lr=0.1`. May be repeated."
-    ),
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key: `training.lr=0.1`. May be repeated."),
 ]
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets lie.")]
 Out = Annotated[
@@ -61,9 +59,7 @@ def run(
       aedfl run --resume runs/mine
     """
     if resume is not None:
-        _alone(
-            source=source, set=overrides, method=method, out=out, seed=seed, data=data, force=force or None
-        )
+        _alone(source=source, set=overrides, method=method, out=out, seed=seed, data=data, force=force or None)
         folder, summary = resume, _resumed(resume, quiet)
     else:
         folder, summary = _fresh(source or "digits", overrides or [], method, out, seed, data, force, quiet)
@@ -71,19 +67,13 @@ def run(
 
 
 def compare(
-    source: Annotated[
-        str, typer.Argument(metavar="PRESET|FILE.toml", help="What all methods are compared on.")
-    ],
-    methods: Annotated[
-        str, typer.Option("--methods", "-m", help="Names or Python files, with commas between.")
-    ],
+    source: Annotated[str, typer.Argument(metavar="PRESET|FILE.toml", help="What all methods are compared on.")],
+    methods: Annotated[str, typer.Option("--methods", "-m", help="Names or Python files, with commas between.")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many seeds each method runs with.")] = 1,
     overrides: Overrides = None,
     out: Out = None,
     data: Data = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted comparison in --out.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted comparison in --out.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Run several methods with several seeds, and put them side by side.
@@ -136,9 +126,7 @@ def _resumed(folder: Path, quiet: bool) -> dict[str, Any]:
         raise Interrupted(f"go on with: aedfl run --resume {folder}") from None
 
 
-def _configs(
-    source: str, methods: list[str], seeds: int, overrides: list[str], data: Path | None
-) -> list[Any]:
+def _configs(source: str, methods: list[str], seeds: int, overrides: list[str], data: Path | None) -> list[Any]:
     from ..experiment.config import load
 
     first = load(source, overrides).seed

@@ -65,8 +65,8 @@ class Measure:
 
     def global_vector(self) -> Tensor:
         """The server's model, or the mean of the local ones weighted by their samples."""
-        if self.sim.server is not None and self.sim.server.model is not None:
-            return self.sim.server.model.vector.get()
+        if self.sim.server is not None:
+            return (self.sim.server.model or self.sim.start).vector.get()
         weights = [float(context.samples) for context in self.sim.contexts]
         models = self.models()
         vectors = [model.vector.get() for model in models]

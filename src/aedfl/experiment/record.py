@@ -31,13 +31,12 @@ class Record:
         self._pending: list[tuple[str, Row]] = []
         self._files: dict[str, IO[bytes]] = {}
         if folder is not None:
+            _check(folder, offsets or {})
             for stream in STREAMS:
                 self._files[stream] = self._open(folder / f"{stream}.jsonl", (offsets or {}).get(stream, 0))
 
     @staticmethod
     def _open(path: Path, offset: int) -> IO[bytes]:
-        if offset > (path.stat().st_size if path.exists() else 0):
-            raise UserError(f"{path} is shorter than when the checkpoint was made; the run cannot be resumed")
         file = path.open("r+b" if path.exists() else "w+b")
         file.truncate(offset)
         file.seek(offset)
@@ -68,6 +67,14 @@ class Record:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def _check(folder: Path, offsets: dict[str, int]) -> None:
+    """Before anything is cut: all that a checkpoint counts on must be there."""
+    for stream, offset in offsets.items():
+        path = folder / f"{stream}.jsonl"
+        if offset > (path.stat().st_size if path.exists() else 0):
+            raise UserError(f"{path} is shorter than when the checkpoint was made, so the run cannot be resumed")
 
 
 def read_rows(path: Path, end: int | None = None) -> list[Any]:

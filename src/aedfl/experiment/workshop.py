@@ -24,7 +24,7 @@ from ..sim.network import Links
 from ..sim.simulation import Observer, Simulation, Stop
 from ..task import Loss, Task
 from ..topology import make as make_topology
-from ..training.batched import BatchedTrainer, supports
+from ..training import batched, grouped
 from ..training.evaluate import Evaluator, rows_of
 from ..training.plan import Indices, Plan, Trainer
 from ..training.sequential import SequentialTrainer
@@ -84,7 +84,7 @@ class Workshop:
         dataset = self.own.dataset or load(config.data.name, config.data.directory)
         module = self.own.module or _module(config, dataset)
         task = Task(module, dataset, self.own.loss, self.own.metric, device)
-        trainer = _trainer(engine.trainer, task, engine.threads or os.cpu_count() or 1)
+        trainer = _trainer(engine.trainer, task, engine.threads or os.cpu_count() or 1, engine.precision == "bf16")
         return Bench(task, trainer, Evaluator(task), self.own.module is not None)
 
     def start(self, config: RunConfig, bench: Bench) -> Tensor:
@@ -125,6 +125,7 @@ class Workshop:
             queue=self.queue,
             lookahead=config.engine.lookahead,
             observer=observer,
+            public=rows.public,
         )
 
 
@@ -137,6 +138,8 @@ class Rows:
     evaluation: Indices
     local: Indices
     test: bool
+    public: Indices
+    """What the server looks at, in methods that want it to."""
 
     @classmethod
     def of(cls, config: RunConfig, dataset: Dataset) -> Rows:
@@ -147,6 +150,9 @@ class Rows:
         if not test:
             kept, aside = split_validation(len(pool), data.validation, seed)
             pool, evaluation = pool[kept], pool[aside]
+        wanted = min(get(config.method).public_samples, len(pool) // 20)
+        shuffled = generator(seed, "public").permutation(pool) if wanted else pool
+        public, pool = np.sort(shuffled[:wanted]), np.sort(shuffled[wanted:])
         labels = dataset.train.y.numpy()[pool]
         parts = partition(
             labels,
@@ -165,11 +171,14 @@ class Rows:
             evaluation,
             evaluation[chosen],
             test,
+            public,
         )
 
 
 def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
     options: dict[str, Any] = dict(config.model.options)
+    if dataset.vocabulary is not None:
+        options.setdefault("vocabulary", dataset.vocabulary)
     return models.build(
         config.model.name,
         dataset.input_shape,
@@ -179,13 +188,20 @@ def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
     )
 
 
-def _trainer(name: str, task: Task, workers: int) -> Trainer:
-    """`auto`: batched on a GPU, and on a CPU where there are no convolutions, which it gains nothing from."""
+def _trainer(name: str, task: Task, workers: int, bf16: bool) -> Trainer:
+    """`auto`: many models at once on a GPU, and on a CPU where no convolutions are in it, which gain nothing there.
+
+    Many at once means grouped layers on a GPU where all of them are known, else `vmap`; what neither can do is
+    trained one by one.
+    """
+    gpu = task.device.type == "cuda"
     if name == "auto":
         convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
-        name = "sequential" if task.device.type == "cpu" and convolutions else "batched"
-    if name == "batched" and supports(task):
-        return BatchedTrainer(task)
+        name = "sequential" if convolutions and not gpu else "batched"
+    if name == "batched" and gpu and grouped.supports(task):
+        return grouped.GroupedTrainer(task, bf16)
+    if name == "batched" and batched.supports(task):
+        return batched.BatchedTrainer(task)
     return SequentialTrainer(task, workers)
 
 

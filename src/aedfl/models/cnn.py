@@ -23,8 +23,6 @@ class CNN(nn.Module):
         return logits
 
 
-def cnn(
-    classes: int, channels: int = 1, size: int = 8, *, widths: tuple[int, int] = (8, 16), hidden: int = 32
-) -> CNN:
+def cnn(classes: int, channels: int = 1, size: int = 8, *, widths: tuple[int, int] = (8, 16), hidden: int = 32) -> CNN:
     """25 thousand MACs on 8x8 digits."""
     return CNN(classes, channels, size, (widths[0], widths[1]), hidden)

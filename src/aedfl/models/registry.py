@@ -38,9 +38,7 @@ BUILDERS: dict[str, Builder] = {name: builder for name, (builder, _) in IMAGE_MO
 NAMES = tuple(sorted(BUILDERS))
 
 
-def build(
-    name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any
-) -> nn.Module:
+def build(name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any) -> nn.Module:
     """A new model for samples of `input_shape` (channels, side, side; or tokens) and `classes` outputs.
 
     `name` is one of `NAMES`, or 'package.module:Class' or 'file.py:Class' for a user's own. With a `seed` the
@@ -64,9 +62,7 @@ def _built_in(name: str, shape: tuple[int, ...], classes: int, options: dict[str
     for option in options:
         if option not in allowed:
             listed = ", ".join(allowed) or "none"
-            raise UserError(
-                f"model {name} has no option {option!r}{_nearest(option, allowed)}; it has: {listed}"
-            )
+            raise UserError(f"model {name} has no option {option!r}{_nearest(option, allowed)}; it has: {listed}")
     return builder(classes, *_arguments(name, shape), **options)
 
 

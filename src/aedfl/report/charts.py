@@ -41,10 +41,11 @@ def lines(
     shown = [one for one in series if np.isfinite(one.y).sum() >= 1]
     if not shown:
         return ""
-    plot = svg.Plot(x, y, width, height)
+    aimed = target is not None and y.lo <= target <= y.hi
+    plot = svg.Plot(x, y, width, height, right=84 if aimed else 18)
+    goal = [_target(plot, target)] if aimed and target is not None else []
     drawn = [_line(plot, one, number) for number, one in enumerate(shown)]
-    goal = [_target(plot, target)] if target is not None and y.lo <= target <= y.hi else []
-    return _legend([one.name for one in shown]) + plot.draw(*drawn, *goal, name=name, kind="lines")
+    return _legend([one.name for one in shown]) + plot.draw(*goal, *drawn, name=name, kind="lines")
 
 
 def over_time(series: Sequence[Series], end: float, label: str, name: str, log_from: float | None = None) -> str:
@@ -66,8 +67,9 @@ def histogram(counts: dict[int, int], x_label: str, y_label: str, name: str, mos
     for value, count in counts.items():
         heights[min(value, last) - first] += count
     values = np.arange(first, last + 1, dtype=np.float64)
-    every = max(1, len(values) // 12)
-    axis = Axis(first - 0.6, last + 0.6, tuple(values[::every].tolist()), x_label)
+    end = max(last, first + 9)
+    ticks = tuple(float(tick) for tick in range(first, end + 1, max(1, len(values) // 12)))
+    axis = Axis(first - 0.6, end + 0.6, ticks, x_label)
     plot = svg.Plot(axis, _counted(heights, y_label))
     more = f"{last} or more" if max(counts) > last else str(last)
     names = [*(str(int(v)) for v in values[:-1]), more]
@@ -119,7 +121,7 @@ def _target(plot: svg.Plot, target: float) -> str:
     y = float(plot.py(np.array([target]))[0])
     right = plot.width - plot.right
     line = svg.tag("line", x1=plot.left, x2=right, y1=y, y2=y, class_="target")
-    return line + svg.text(f"target {target:g}", right - 4, y + 15, "end", "halo")
+    return line + svg.text(f"target {target:g}", right + 8, y + 4)
 
 
 def _legend(names: list[str]) -> str:

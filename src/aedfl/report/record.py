@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        return str(self.summary.get("metric") or "accuracy")
+        return metric_name(self.summary)
 
     @property
     def devices(self) -> int:
@@ -81,6 +81,11 @@ class Run:
 def number(value: Any) -> float | None:
     """The value as a finite number, or None."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def metric_name(summary: Mapping[str, Any]) -> str:
+    """What `accuracy` stands for in a run; a user's own metric has another name."""
+    return str(summary.get("metric") or "accuracy").replace("_", " ")
 
 
 def is_run(path: Path) -> bool:

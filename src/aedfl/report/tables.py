@@ -11,7 +11,7 @@ from rich.markup import escape as plain
 from rich.table import Table
 
 from .comparison import Cell, Column, Row, used, written
-from .record import number
+from .record import metric_name, number
 from .scale import seconds, short
 
 _LATEX = str.maketrans({**{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"})
@@ -79,7 +79,7 @@ FORMATS: dict[str, Callable[[Sequence[Row]], str]] = {
 def key_figures(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The figures of one run: name, value, and what to know about it."""
     get = {key: number(value) for key, value in summary.items()}.get
-    metric = str(summary.get("metric") or "accuracy")
+    metric = metric_name(summary)
     return [
         (metric.capitalize(), _figure(get("accuracy")), f"best {_figure(get('best_accuracy'))}"),
         (f"Local {metric}", _figure(get("local_accuracy")), f"worst tenth {_figure(get('worst_tenth'))}"),

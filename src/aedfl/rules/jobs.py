@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,7 +53,8 @@ class Select(Op):
         since_merge = torch.stack(since)
         valid = given > 0
         used = given == merged_before
-        loss = _rows([_losses(job, device) for job in losses], device)
+        missing = torch.full((), torch.inf, device=device)
+        loss = _rows([_losses(job, missing) for job in losses], device)
         features = selector_features(
             used,
             _rows(ages, device),
@@ -97,7 +99,8 @@ class Merge(Op):
         if self.dynamic:
             own = own_staleness(torch.stack(since), self.count_own)
             age = torch.cat([own[:, None], _rows(ages, device)], 1)
-            loss = _rows([_losses(job, device) for job in losses], device) ** self.loss_power
+            missing = torch.full((), torch.inf, device=device)
+            loss = _rows([_losses(job, missing) for job in losses], device) ** self.loss_power
             weights = normalise(importance(counts, _rows(control, device, 1.0), age, loss), chosen)
         else:
             weights = normalise(counts, chosen)
@@ -167,26 +170,33 @@ class Learn(Op):
 
 
 def _rows(parts: Sequence[Any], device: torch.device, fill: float = 0.0) -> Tensor:
-    """Vectors (or [M, F] tables) of several lengths as one tensor, padded at the end."""
-    tensors = [part if isinstance(part, Tensor) else torch.as_tensor(part, device=device) for part in parts]
-    width = max(len(part) for part in tensors)
-    table = tensors[0].new_full((len(tensors), width, *tensors[0].shape[1:]), fill)
-    if all(len(part) == width for part in tensors):
-        return torch.stack(tensors)
-    for row, part in zip(table, tensors, strict=True):
+    """Vectors (or [M, F] tables) of several lengths as one tensor, padded at the end; arrays travel in one piece."""
+    if not isinstance(parts[0], Tensor):
+        return torch.from_numpy(_padded(parts, fill)).to(device)
+    width = max(len(part) for part in parts)
+    if all(len(part) == width for part in parts):
+        return torch.stack(list(parts))
+    table: Tensor = parts[0].new_full((len(parts), width, *parts[0].shape[1:]), fill)
+    for row, part in zip(table, parts, strict=True):
         row[: len(part)] = part
     return table
 
 
-def _losses(values: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    missing = torch.full((), torch.inf, device=device)
-    return torch.stack([missing if value is None else value.to(torch.float32) for value in values])
+def _padded(arrays: Sequence[Any], fill: float) -> np.ndarray[Any, Any]:
+    table = np.full((len(arrays), max(len(array) for array in arrays)), fill, dtype=arrays[0].dtype)
+    for row, array in zip(table, arrays, strict=True):
+        row[: len(array)] = array
+    return table
+
+
+def _losses(values: Sequence[Tensor | None], missing: Tensor) -> Tensor:
+    return torch.stack([missing if value is None else value for value in values])
 
 
 def _cut(slots: list[int], *tables: Tensor, each: Tensor) -> list[tuple[Tensor, ...]]:
-    """One tuple per job: its own slots of every table, and its entry of `each`."""
-    rows = zip(slots, *tables, each, strict=True)
-    return [(*(table[:count].clone() for table in found[:-1]), found[-1].clone()) for count, *found in rows]
+    """One tuple per job: its own slots of every table, and its entry of `each`. The tables are small: views will do."""
+    rows = zip(slots, *(table.unbind() for table in tables), each.unbind(), strict=True)
+    return [(*(row[:count] for row in found[:-1]), found[-1]) for count, *found in rows]
 
 
 def _chunks(vectors: Sequence[Sequence[Tensor | None]]) -> list[slice]:

@@ -64,6 +64,8 @@ class SimContext(Context):
 
     @property
     def running(self) -> bool:
+        if self.index == SERVER:
+            return not self.sim.stopped and self.sim.needs_server
         limit = self.sim.stop.updates
         return not self.sim.stopped and (limit is None or self.update < limit)
 

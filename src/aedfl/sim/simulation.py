@@ -77,6 +77,7 @@ class Simulation:
         queue: Queue,
         lookahead: int = 256,
         observer: Observer = lambda *_: None,
+        public: Indices | None = None,
     ) -> None:
         self.env = simpy.Environment()
         self.method, self.hyper, self.task, self.trainer = method, hyper, task, trainer
@@ -95,9 +96,11 @@ class Simulation:
         self.reads: list[tuple[simpy.Event, tuple[Value, ...]]] = []
         vector = self.work.known(start.to(task.device))
         self.start = Model(vector, Size(task.layout.size, task.macs))
-        self._populate(rows, held_out, fleet)
+        self._populate(rows, held_out, fleet, rows[0][:0] if public is None else public)
 
-    def _populate(self, rows: Sequence[Indices], held_out: Sequence[Indices], fleet: Fleet) -> None:
+    def _populate(
+        self, rows: Sequence[Indices], held_out: Sequence[Indices], fleet: Fleet, public: Indices
+    ) -> None:
         mean = sum(len(own) for own in rows) / len(rows)
         update = max(1.0, costs.training(self.task.macs, mean * self.plan.epochs))
         speeds = [update / seconds for seconds in fleet.seconds]
@@ -107,10 +110,10 @@ class Simulation:
         ]
         self.server: SimContext | None = None
         if self.method.server is not None:
-            empty = rows[0][:0]
-            self.server = SimContext(self, SERVER, empty, empty, max(speeds) * SERVER_SPEED)
+            self.server = SimContext(self, SERVER, public, public[:0], max(speeds) * SERVER_SPEED)
             self.server.start()
         self.unfinished = set(range(self.devices))
+        self._to_server = 0
         for context in self.contexts:
             self._schedule(context, fleet.life(context.index))
 
@@ -153,10 +156,12 @@ class Simulation:
         """Sends a message on its way; it is lost if the receiver is not there when it arrives."""
         arrival = self.network.transfer(message.source, to, count, self.env.now)
         if arrival is not None:
+            self._to_server += to == SERVER
             timer = self.env.timeout(arrival - self.env.now)
             timer.callbacks.append(lambda _: self._arrive(message, to))
 
     def _arrive(self, message: Message, to: int) -> None:
+        self._to_server -= to == SERVER
         receiver = self.node(to)
         if receiver is not None and receiver.up:
             receiver.mailbox.deliver(message)
@@ -166,6 +171,12 @@ class Simulation:
     def published(self, context: SimContext, since: float, metrics: dict[str, Any]) -> None:
         self.updates += context.index != SERVER
         self.observer(context, since, metrics)
+
+    @property
+    def needs_server(self) -> bool:
+        """False once every device is done and the server has taken all that they sent."""
+        assert self.server is not None
+        return bool(self.unfinished or self._to_server or self.server.mailbox.messages)
 
     @property
     def done(self) -> bool:

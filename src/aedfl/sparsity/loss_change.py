@@ -6,7 +6,7 @@ The forms differ in how they come by the quadratic term:
   a unit acts as its incoming weights times its outgoing ones and all else is piecewise linear, as in networks
   of ReLU and maximum pooling: scaling both sides by s scales what the unit adds by s^2, and what the
   Gauss-Newton matrix leaves out of the Hessian is just the gradient's term. A few slopes per sample are
-  enough, each a third of a Hessian product: their errors average out over the samples.
+  enough, each a sixth of a Hessian product: their errors average out over the samples.
 - "trace" (HAP): the unit's mean curvature tr(H_cc)/|c| times ||m_c||^2; wants about 100 probes.
 - "unbiased": (z_c · m_c)((H z)_c · m_c), whose mean is right and whose variance is large.
 - "exact": one Hessian product per unit.
@@ -15,23 +15,22 @@ The forms differ in how they come by the quadratic term:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, cast, get_args
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
 
 from aedfl.errors import UserError
 
 from .curvature import Curvature
+from .gates import unit_slopes
 from .groups import ChannelGroups
 from .minres import minres
 from .objective import LossFn, Objective
 
 Form = Literal["gauss_newton", "trace", "unbiased", "exact", "full"]
 FORMS: tuple[str, ...] = get_args(Form)
-Pull = tuple[Tensor, Callable[..., tuple[Tensor]]]
 CHUNK = 16
 """Vectors of the size of the model that are worked on at once, where there are many."""
 
@@ -63,9 +62,7 @@ def loss_changes(
     return 0.5 * _quadratic(at, m, groups, probes.entries, products, form) - slope
 
 
-def _quadratic(
-    at: Curvature, m: Tensor, groups: ChannelGroups, probes: Tensor, products: Tensor, form: Form
-) -> Tensor:
+def _quadratic(at: Curvature, m: Tensor, groups: ChannelGroups, probes: Tensor, products: Tensor, form: Form) -> Tensor:
     """m_c' H_cc m_c of every unit, from products with the Hessian."""
     if form == "unbiased":
         return (groups.sums(probes * m) * groups.sums(products * m)).mean(0)
@@ -85,14 +82,8 @@ def gauss_newton(loss_fn: LossFn, m: Tensor, groups: ChannelGroups, signs: Tenso
     if not isinstance(loss_fn, Objective):
         raise UserError('form = "gauss_newton" needs an Objective, which knows the outputs behind the loss')
     root = loss_fn.bend(loss_fn.outputs(m, loss_fn.x))
-    weights = torch.einsum("bij,kbj->bki", root, signs)
-
-    def one(x: Tensor, weight: Tensor) -> Tensor:
-        _, pull = cast("Pull", vjp(lambda p: loss_fn.outputs(p, x[None]).flatten(), m))
-        slope = vmap(lambda w: pull(w, create_graph=False)[0])(weight)
-        return (groups.sums(slope * m) ** 2).mean(0)
-
-    return vmap(one, chunk_size=CHUNK)(loss_fn.x, weights).mean(0)
+    weights = torch.einsum("bij,kbj->kbi", root, signs)
+    return (unit_slopes(loss_fn, m, groups, weights) ** 2).mean((0, 1))
 
 
 def alone(m: Tensor, groups: ChannelGroups) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, hessian, vmap
+from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from aedfl.layout import Layout
@@ -55,8 +55,9 @@ class Objective:
             return self.loss(output.view(1, *outputs.shape[1:]), target[None])
 
         flat = outputs.reshape(len(outputs), -1)
-        values, vectors = torch.linalg.eigh(vmap(hessian(single))(flat, self.y))
-        root: Tensor = vectors * values.clamp(min=0).sqrt()[..., None, :]
+        bends = vmap(jacrev(jacrev(single)))(flat, self.y).double().nan_to_num()
+        values, vectors = torch.linalg.eigh(bends)  # in double: sure samples have tiny eigenvalues close together
+        root: Tensor = (vectors * values.clamp(min=0).sqrt()[..., None, :]).to(outputs.dtype)
         return root
 
 

@@ -7,7 +7,7 @@ from math import cos, pi
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad
 
 from .curvature import Curvature, curvature
 from .lanczos import Spectrum
@@ -27,9 +27,7 @@ def gap_rate(spectrum: Spectrum, lipschitz: Tensor | float, tolerance: float = 0
     return (below.gather(-1, first) * wide.gather(-1, first)).squeeze(-1)
 
 
-def lipschitz(
-    loss_fn: LossFn, vector: Tensor, initial: Tensor, points: int = 4, at: Curvature | None = None
-) -> Tensor:
+def lipschitz(loss_fn: LossFn, vector: Tensor, initial: Tensor, points: int = 4, at: Curvature | None = None) -> Tensor:
     """L of dm -> H(m) dm - grad F(m + dm): the largest difference quotient on the way dm = t (initial - m).
 
     `vector` and `initial` are parameters [P]. The quotients of neighbouring points t = 0, 1/points, …, 1
@@ -37,8 +35,8 @@ def lipschitz(
     """
     at = at or curvature(loss_fn, vector)
     way = initial - vector
-    times = torch.linspace(0, 1, points + 1, device=vector.device)[1:]
-    slopes = torch.cat([at.gradient[None], vmap(grad(loss_fn))(vector + times[:, None] * way)])
+    there = [grad(loss_fn)(vector + (number / points) * way) for number in range(1, points + 1)]
+    slopes = torch.stack([at.gradient, *there])
     changes = at.hessian(way) / points - slopes.diff(dim=0)
     quotient = changes.norm(dim=-1).amax() * points / way.norm()
     return torch.where(way.norm() > 0, quotient, torch.inf)
@@ -50,9 +48,7 @@ def cap(update: int, start: int, end: int, most: float = 0.5) -> float:
     return most * (1 - cos(pi * progress)) / 2
 
 
-def merge_rates(
-    weights: Tensor | Sequence[float], own: Tensor | float, neighbours: Tensor | Sequence[float]
-) -> Tensor:
+def merge_rates(weights: Tensor | Sequence[float], own: Tensor | float, neighbours: Tensor | Sequence[float]) -> Tensor:
     """The paper's p_i = w_ii p* + sum_j w_ij p_j. `weights` [1 + n] begin with the own one and sum to 1."""
     w = torch.as_tensor(weights, dtype=torch.float64)
     others = torch.as_tensor(neighbours, dtype=torch.float64).to(w.device)

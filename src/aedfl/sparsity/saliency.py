@@ -35,9 +35,7 @@ class Saliency(NamedTuple):
     """lambda_g"""
 
 
-def draw(
-    seed: int, groups: ChannelGroups, samples: int, outputs: int, probes: int = 10, draws: int = 4
-) -> Probes:
+def draw(seed: int, groups: ChannelGroups, samples: int, outputs: int, probes: int = 10, draws: int = 4) -> Probes:
     """Signs for `probes` Hessian products, and `draws` for each sample's outputs; a function of the seed."""
     entries = rademacher(torch_seed(seed, "entries"), (probes, groups.layout.parameters), groups.device)
     signs = rademacher(torch_seed(seed, "outputs"), (draws, samples, outputs), groups.device)

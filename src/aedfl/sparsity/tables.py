@@ -37,7 +37,7 @@ class SegmentTable:
         twice = _twice(trainable, follows)
         twice = twice.to(owners[0].device)
         units = torch.cat([ids for *_, ids in dims] + [owners[0][twice]])
-        return cls(tuple((entry, dim) for entry, dim, _ in dims), twice, _table(units, count))
+        return cls(tuple((entry, dim) for entry, dim, _ in dims), twice, positions(units, count))
 
     def sums(self, values: Tensor) -> Tensor:
         """[..., parameters] to [..., count]."""
@@ -66,7 +66,7 @@ def _twice(entries: Sequence[Entry], follows: Callable[[Entry], Follows]) -> Ten
     return torch.cat(found)
 
 
-def _table(units: Tensor, count: int) -> Tensor:
+def positions(units: Tensor, count: int) -> Tensor:
     """Positions in `units` of each number below `count`, padded with `len(units)`: [count, most]."""
     order = units.sort(stable=True).indices
     lengths = torch.bincount(units, minlength=count + 1)[:count]

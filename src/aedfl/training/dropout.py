@@ -22,14 +22,14 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0.0 or self.key is None:
             return x
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
-        place = torch.arange(_numel(shape), device=x.device).view(shape)
-        keep = _uniform(place, self.key + self.layer * _LAYER) >= self.p
-        return x * keep.to(x.dtype) / (1 - self.p)
+        return x * keep(self, x.shape, self.key).to(x.dtype) / (1 - self.p or 1.0)
 
 
-def _numel(shape: torch.Size) -> int:
-    return int(torch.Size(shape).numel())
+def keep(layer: Dropout, shape: torch.Size, key: Tensor) -> Tensor:
+    """Which elements of an activation of that shape stay; whole channels where the layer drops channels."""
+    wanted = shape[:2] + (1,) * (len(shape) - 2) if layer.channels else shape
+    place = torch.arange(int(torch.Size(wanted).numel()), device=key.device).view(wanted)
+    return _uniform(place, key + layer.layer * _LAYER) >= layer.p
 
 
 def _uniform(place: Tensor, key: Tensor) -> Tensor:
@@ -49,3 +49,7 @@ def keyed(module: nn.Module) -> nn.Module:
                 counter += 1
                 setattr(parent, name, Dropout(child.p, not isinstance(child, nn.Dropout), counter))
     return module
+
+
+def dropouts(module: nn.Module) -> list[Dropout]:
+    return [layer for layer in module.modules() if isinstance(layer, Dropout)]

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from ..task import Task
+from .dropout import dropouts
 from .plan import Indices
+from .stacked import Act, Stacked
 
 CHUNK = 1000
 """Samples that go through a model at once."""
@@ -25,6 +27,8 @@ class Evaluator:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.flat = task.evaluation_module
+        plain = task.layout.size == task.layout.parameters
+        self.stacked = Stacked.of(self.flat.module) if plain and not dropouts(self.flat.module) else None
 
     @torch.no_grad()
     def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> tuple[list[float], list[float]]:
@@ -45,13 +49,21 @@ class Evaluator:
 
     def _many(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Tensor:
         stack = torch.stack(list(vectors))
-        module = self.flat.module
         total = torch.zeros(len(stack), 2, dtype=torch.float64, device=self.task.device)
         for part in _parts(rows, CHUNK):
             x, y = self.task.gather(torch.from_numpy(part).to(self.task.device), test)
-            outputs = vmap(lambda v, x=x: functional_call(module, self.task.layout.views(v), (x,)))(stack)
+            outputs = self._outputs(stack, x)
             total += torch.stack([self._sums(output, y) for output in outputs])
         return total
+
+    def _outputs(self, stack: Tensor, x: Tensor) -> Tensor:
+        """What each model of a stack [N, size] says to the same inputs: [N, B, ...]."""
+        if self.stacked is None:
+            module = self.flat.module
+            return vmap(lambda v: functional_call(module, self.task.layout.views(v), (x,)))(stack)  # type: ignore[no-any-return]
+        count, images = len(stack), self.stacked.wants_images
+        same = x.unsqueeze(1).expand(-1, count, *x.shape[1:]).flatten(1, 2) if images else x.expand(count, *x.shape)
+        return self.stacked(self.task.layout.batched_views(stack), Act(same, count, images), stack[:, 0])
 
     def _sums(self, output: Tensor, target: Tensor) -> Tensor:
         metric = self.task.metric(output, target)

@@ -56,8 +56,11 @@ class _Worker:
         self._smaller: OrderedDict[bytes, tuple[_Trainable, Tensor]] = OrderedDict()
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
-        """A structured mask gives a network that is really smaller; any other is multiplied in."""
-        units = None if job.mask is None else self.task.units_of(job.mask)
+        """A structured mask gives a network that is really smaller; any other is multiplied in.
+
+        So is every mask of a module with dropout, whose draws belong to places in the full network.
+        """
+        units = None if job.mask is None or self._full.dropouts else self.task.units_of(job.mask)
         if units is None:
             return self._full.train(plan, job)
         small, index = self._shrunk(units)
@@ -89,7 +92,7 @@ class _Trainable:
         self.layout = Layout.of(module)
         self.flat = FlatModule(module, self.layout, task.device)
         self.flat.module.train()
-        self._dropouts = [m for m in self.flat.module.modules() if isinstance(m, Dropout)]
+        self.dropouts = [m for m in self.flat.module.modules() if isinstance(m, Dropout)]
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
         with torch.enable_grad():
@@ -124,7 +127,7 @@ class _Trainable:
 
     def _backward(self, rows: Tensor, key: int) -> Tensor:
         """The mini-batch's loss; its gradient is in `flat.gradient` then."""
-        for layer in self._dropouts:
+        for layer in self.dropouts:
             layer.key = torch.tensor(key, device=self.task.device)
         x, y = self.task.gather(rows.to(self.task.device))
         self.flat.gradient.zero_()

@@ -1,0 +1,200 @@
+"""One courier per receiver: a short queue of messages, sent one after the other, again and again until they arrive.
+
+A receiver that is slow or dead costs nothing but its messages: a newer model takes the place of the one of the same
+kind that still waits, so at most a few are held per receiver, and those are shared snapshots, not copies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from ..context import Model
+from ..randomness import generator
+from . import wire
+from .counters import Counters
+from .credentials import Security
+from .protocol_pb2 import Member, Receipt
+
+log = logging.getLogger(__name__)
+
+WAITING = 1024
+"""Messages without a model that may wait for one receiver."""
+STALL = 30.0
+"""Seconds without progress after which a transfer is given up and begun anew."""
+BACKOFF = (0.2, 10.0)
+"""Seconds to the first retry, and the most between two; doubled each time."""
+SEND = "/aedfl.v1.Peer/Send"
+OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 1 << 16),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+    ("grpc.keepalive_time_ms", 20000),
+    ("grpc.keepalive_timeout_ms", 10000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A message on its way: references only, packed when its turn comes."""
+
+    kind: str
+    model: Model | None
+    fields: dict[str, Any]
+    number: int
+
+
+class Courier:
+    """Sends one device's messages to one receiver."""
+
+    def __init__(
+        self,
+        target: int,
+        find: Callable[[int], Member | None],
+        security: Security,
+        stamp: Callable[[int], wire.Stamp],
+        layout: bytes,
+        counters: Counters,
+    ) -> None:
+        self.target, self._find, self._security = target, find, security
+        self._stamp, self._layout, self._counters = stamp, layout, counters
+        self._queue: deque[Parcel] = deque()
+        self._number = 0
+        self._wake = asyncio.Event()
+        self.empty = asyncio.Event()
+        """Set while nothing waits to be sent."""
+        self._place: tuple[str, str] | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self.transfers: deque[tuple[int, float]] = deque(maxlen=256)
+        """Bytes and seconds of the latest transfers."""
+
+    def add(self, kind: str, model: Model | None, fields: dict[str, Any]) -> None:
+        """Queues a message behind the others, in place of an older model of the same kind."""
+        self._number += 1
+        if model is not None:
+            self._drop([parcel for parcel in self._queue if parcel.model is not None and parcel.kind == kind])
+        elif len(others := [parcel for parcel in self._queue if parcel.model is None]) >= WAITING:
+            self._drop(others[:1])
+        self._queue.append(Parcel(kind, model, fields, self._number))
+        self.empty.clear()
+        self._wake.set()
+
+    def _drop(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            self._queue.remove(parcel)
+            self._counters.messages_lost += 1
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            while not self._queue:
+                self._wake.clear()
+                self.empty.set()
+                await self._wake.wait()
+            parcel = self._queue[0]
+            try:
+                settled = await self._deliver(parcel)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:  # whatever it was, it must cost this receiver only
+                settled = False
+                if not failures:
+                    log.info(f"cannot reach device {self.target}: {_reason(error)}", extra={"event": "unreachable"})
+            if settled:
+                failures = 0
+                if parcel in self._queue:
+                    self._queue.remove(parcel)
+            else:
+                failures += 1
+                await self._pause(failures)
+
+    async def _pause(self, failures: int) -> None:
+        """Doubles from try to try; a little by chance, so that not all come back at the same moment."""
+        first, most = BACKOFF
+        jitter = generator("backoff", self.target, failures, id(self)).uniform(0.5, 1.0)
+        await asyncio.sleep(min(most, first * 2.0 ** min(failures, 10)) * float(jitter))
+
+    async def _deliver(self, parcel: Parcel) -> bool:
+        """True when nothing more can be done for this message; false to try again."""
+        member = self._find(self.target)
+        if member is None:
+            return False
+        channel = await self._connected(member)
+        loop = asyncio.get_running_loop()
+        packed = await loop.run_in_executor(None, wire.pack, parcel.kind, parcel.model, self._layout, parcel.fields)
+        began = loop.time()
+        receipt, checksum = await self._transfer(channel, packed, self._stamp(parcel.number))
+        if receipt.later:
+            return False
+        if receipt.taken:
+            self._counters.messages_sent += 1
+            self._counters.bytes_sent += packed.length
+            self.transfers.append((packed.length, loop.time() - began))
+            extra = {"event": "sent", "to": self.target, "number": parcel.number, "checksum": checksum}
+            log.debug("sent", extra=extra)
+        else:
+            self._counters.messages_lost += 1
+            log.warning(f"device {self.target} refused a message: {receipt.reason}", extra={"event": "refused"})
+        return True
+
+    async def _transfer(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> tuple[Receipt, int]:
+        call = channel.stream_unary(SEND, None, Receipt.FromString)()
+        checksum = 0
+        try:
+            for frame in wire.frames(packed, stamp):
+                checksum = int.from_bytes(frame[:4], "little")
+                async with asyncio.timeout(STALL):
+                    await call.write(frame)
+            async with asyncio.timeout(STALL):
+                await call.done_writing()
+        except asyncio.InvalidStateError:
+            pass  # the receiver has answered before the end: it does not want the rest
+        except TimeoutError:
+            call.cancel()
+            raise
+        async with asyncio.timeout(STALL):
+            return await call, checksum
+
+    async def _connected(self, member: Member) -> grpc.aio.Channel:
+        """The channel to where the receiver is now; a new one when it has moved or has a new certificate."""
+        place = member.address, member.serial
+        if self._channel is None or self._place != place:
+            await self._disconnect()
+            self._place = place
+            self._channel = self._security.connect(member.address, member.name, member.serial, OPTIONS)
+        return self._channel
+
+    async def _disconnect(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    def reconnect(self) -> None:
+        """Own certificate renewed: the next message goes over a new connection."""
+        self._place = None
+
+    def stop(self) -> asyncio.Task[None]:
+        """Ends it; what still waits is lost."""
+        return asyncio.get_running_loop().create_task(self._close())
+
+    async def _close(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._disconnect()
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return str(error.details())[:300]
+    return str(error) or type(error).__name__

@@ -1,0 +1,188 @@
+"""TLS as gRPC wants it, read from a folder and read again when the files change. Fails closed.
+
+A folder holds `ca.pem`, `cert.pem`, `key.pem`, and perhaps `crl.pem`. Without one there is no connection,
+unless plaintext was asked for by name, and then only where nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from ..errors import PeerError, UserError
+from .identity import common_name, list_number, read_list, revoked_serials, server_name
+
+log = logging.getLogger(__name__)
+_FILES = ("ca.pem", "cert.pem", "key.pem")
+
+
+def is_loopback(address: str) -> bool:
+    """True for `HOST:PORT` that never leaves this machine; names other than localhost are not trusted."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end, as its certificate says."""
+
+    name: str
+    serial: str
+
+
+class Security:
+    """What both kinds of security share: credentials for either side, and who a caller is."""
+
+    name: str
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        raise NotImplementedError
+
+    def connect(self, address: str, name: str, serial: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+        raise NotImplementedError
+
+    def caller(self, context: Any, claimed: str) -> Peer:
+        """The caller's name; `PeerError` if it cannot be trusted."""
+        raise NotImplementedError
+
+    def refresh(self) -> bool:
+        """Looks for renewed files; true if the certificate has changed, so that connections must be made anew."""
+        return False
+
+    @property
+    def revocations(self) -> tuple[int, bytes]:
+        """Number and bytes of the newest revocation list known here; number 0 without one."""
+        return 0, b""
+
+    def learn(self, data: bytes) -> None:
+        """Takes a newer revocation list."""
+
+
+class Plaintext(Security):
+    """No protection at all; only on this machine, and only because somebody asked for it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        _only_here(address)
+        return int(server.add_insecure_port(address))
+
+    def connect(self, address: str, name: str, serial: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+        _only_here(address)
+        return grpc.aio.insecure_channel(address, options)
+
+    def caller(self, context: Any, claimed: str) -> Peer:
+        return Peer(claimed, "")
+
+
+def _only_here(address: str) -> None:
+    if not is_loopback(address):
+        raise UserError(
+            f"plaintext is allowed on 127.0.0.1 only, not on {address}; make certificates: aedfl certs init"
+        )
+
+
+class Tls(Security):
+    """Mutual TLS from a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._stamp: tuple[Any, ...] = ()
+        self._list: tuple[int, bytes] = 0, b""
+        self._revoked: frozenset[int] = frozenset()
+        self._load()
+        self.name = common_name(self.certificate)
+
+    def _load(self) -> None:
+        """Reads the files; raises `UserError` if they do not belong together."""
+        stamp = self._now()
+        try:
+            authority, chain, key = ((self.folder / name).read_bytes() for name in _FILES)
+            certificate = x509.load_pem_x509_certificate(chain)
+            certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+            if load_pem_private_key(key, None).public_key() != certificate.public_key():
+                raise ValueError("key.pem does not belong to cert.pem")
+        except OSError as error:
+            raise UserError(f"TLS needs {', '.join(_FILES)} in {self.folder}: {error}") from None
+        except Exception as error:  # the library raises many kinds for files that are not what they should be
+            reason = str(error) or type(error).__name__
+            raise UserError(f"the certificate in {self.folder} cannot be used: {reason}") from None
+        if (ended := certificate.not_valid_after_utc) <= datetime.now(UTC):
+            raise UserError(f"the certificate in {self.folder} expired on {ended:%Y-%m-%d %H:%M} UTC; renew it")
+        self._authority, self._chain, self._key, self.certificate = authority, chain, key, certificate
+        self._stamp = stamp
+        if (self.folder / "crl.pem").exists():
+            self.learn((self.folder / "crl.pem").read_bytes())
+
+    def _now(self) -> tuple[Any, ...]:
+        files = [self.folder / name for name in (*_FILES, "crl.pem")]
+        return tuple((path.stat().st_mtime_ns, path.stat().st_ino) if path.exists() else None for path in files)
+
+    @property
+    def serial(self) -> str:
+        return f"{self.certificate.serial_number:x}"
+
+    def refresh(self) -> bool:
+        if self._now() == self._stamp:
+            return False
+        before = self.serial
+        try:
+            self._load()
+        except UserError as error:
+            self._stamp = self._now()
+            log.error(str(error), extra={"event": "certificate"})
+        return self.serial != before
+
+    @property
+    def revocations(self) -> tuple[int, bytes]:
+        return self._list
+
+    def learn(self, data: bytes) -> None:
+        try:
+            found = read_list(data, self._authority)
+        except ValueError as error:
+            log.warning(str(error), extra={"event": "revocation"})
+            return
+        if list_number(found) > self._list[0]:
+            self._list = list_number(found), data
+            self._revoked = frozenset(revoked_serials(found))
+
+    def listen(self, server: grpc.aio.Server, address: str) -> int:
+        credentials = grpc.dynamic_ssl_server_credentials(self._server(), self._server, True)
+        return int(server.add_secure_port(address, credentials))
+
+    def _server(self) -> Any:
+        return grpc.ssl_server_certificate_configuration([(self._key, self._chain)], self._authority)
+
+    def connect(self, address: str, name: str, serial: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+        credentials = grpc.ssl_channel_credentials(self._authority, self._key, self._chain)
+        demanded = ("grpc.ssl_target_name_override", server_name(name, serial))
+        return grpc.aio.secure_channel(address, credentials, [*options, demanded])
+
+    def caller(self, context: Any, claimed: str) -> Peer:
+        pem = context.auth_context().get("x509_pem_cert")
+        if not pem:
+            raise PeerError("the caller showed no certificate")
+        certificate = x509.load_pem_x509_certificate(pem[0])
+        name = common_name(certificate)
+        if certificate.serial_number in self._revoked:
+            raise PeerError(f"the certificate of {name} was revoked")
+        if certificate.not_valid_after_utc <= datetime.now(UTC):
+            raise PeerError(f"the certificate of {name} has expired")
+        if claimed and claimed != name:
+            raise PeerError(f"the caller says it is {claimed!r}, but its certificate is that of {name!r}")
+        return Peer(name, f"{certificate.serial_number:x}")

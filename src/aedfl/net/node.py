@@ -1,0 +1,421 @@
+"""A device (or the server) as a process: it joins, runs the method's program, and leaves a model and a record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+from ..algorithms import get
+from ..context import SERVER, Message, Method
+from ..errors import UserError
+from ..experiment.checkpoint import save as save_tensors
+from ..experiment.config import RunConfig, from_toml, make_hyper, to_toml
+from .check import Checker, layout_digest
+from .clock import Clock
+from .context import NetContext
+from .credentials import Security
+from .gate import Gate, Robust
+from .kit import Kit
+from .link import CoordinatorAway, Link, NotAMember, Refused
+from .post import Limits
+from .protocol_pb2 import Beat, Join, Report, View
+from .state import finder
+from .store import Store
+from .transport import Transport
+from .wire import PROTOCOL
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a node is started. Times are seconds."""
+
+    coordinator: str
+    folder: Path
+    listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    """Where others reach it, if that is not where it listens: a port that is forwarded, a tunnel."""
+    token: str = ""
+    server: bool = False
+    method: str | None = None
+    """The method's file on this machine, where the run's method is a file: no code comes from others."""
+    robust: Robust = field(default_factory=Robust)
+    limits: Limits = field(default_factory=Limits)
+    patience: float = 15.0
+    """How long to wait for the coordinator at the first start."""
+    grace: float = 20.0
+    """How long the program may take to end once the run is over."""
+    linger: float = 30.0
+    """How long to answer others after the own program has ended, when the coordinator is away."""
+
+
+Prepare = Callable[[RunConfig], Kit]
+"""Makes the model and the data ready under the run's settings."""
+
+
+class Node:
+    """One member of a run, from joining to its last file."""
+
+    def __init__(self, options: Options, security: Security, prepare: Prepare) -> None:
+        self.options, self.security, self._prepare = options, security, prepare
+        self.store = Store(options.folder)
+        self.link = Link(options.coordinator, security)
+        self.clock = Clock()
+        self.finished = False
+        self.accuracy: float | None = None
+        self.loss = math.nan
+        self.staleness = math.nan
+        self._update_seconds = math.nan
+        self._trouble = ""
+        self._view = View()
+        self._changed = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._beats: asyncio.Task[None] | None = None
+        self._evaluated = -math.inf
+        self._evaluation: asyncio.Task[None] | None = None
+
+    # ---- coming
+
+    async def run(self) -> dict[str, Any]:
+        """From joining to the end; the summary that is also on the disk."""
+        try:
+            await self._join()
+            await self._open()
+            await self._live()
+            return await self._finish()
+        finally:
+            await self._close()
+
+    async def _join(self) -> None:
+        """Settings, then the model and data, then an index; all from the own folder if the coordinator is away."""
+        known = self._known()
+        try:
+            settings = await self._patient(self.link.settings, 0.0 if known else self.options.patience)
+            run, text = settings.run, settings.settings
+            if known and known["run"] != run:
+                raise UserError(
+                    f"{self.store.folder} belongs to run {known['run']}, but the coordinator's is {run}; "
+                    "give the device another --out folder"
+                )
+        except CoordinatorAway as error:
+            if not known:
+                raise UserError(str(error)) from None
+            log.warning(f"{error}; going on without it", extra={"event": "alone"})
+            run, text = known["run"], known["settings"]
+        self.run_id = run
+        self.config = from_toml(text, "the run's settings")
+        self.method = self._method()
+        self.kit = await asyncio.get_running_loop().run_in_executor(None, self._prepared)
+        await self._enter(known)
+
+    def _prepared(self) -> Kit:
+        kit = self._prepare(self.config)
+        _ = kit.task.macs, kit.task.groups, kit.task.draws_randomness, kit.task.least_batch  # all traced here and now
+        return kit
+
+    async def _enter(self, known: dict[str, Any] | None) -> None:
+        wish = known["index"] if known else None
+        try:
+            joined = await self._patient(lambda: self.link.join(self._request(wish)), 0.0 if known else 10.0)
+        except CoordinatorAway:
+            if known is None:
+                raise
+            self.index, self._beat = int(known["index"]), float(known["beat"])
+            self._take(ParseDict(known["view"], View()))
+            return
+        self.index, self._beat = joined.index, joined.beat
+        self._take(joined.view)
+
+    def _request(self, wish: int | None) -> Join:
+        layout = self.kit.task.layout
+        request = Join(
+            protocol=PROTOCOL, name=self.security.name, token=self.options.token, instance=self.store.instance,
+            address=self.options.advertise, server=self.options.server, layout=layout_digest(layout),
+            parameters=layout.size,
+        )  # fmt: skip
+        if wish is not None and wish != SERVER:
+            request.wish = wish
+        return request
+
+    async def _patient(self, call: Callable[[], Any], patience: float) -> Any:
+        """Tries again while the coordinator does not answer, for a while."""
+        end = asyncio.get_running_loop().time() + patience
+        while True:
+            try:
+                return await call()
+            except CoordinatorAway:
+                if asyncio.get_running_loop().time() >= end:
+                    raise
+                await asyncio.sleep(0.3)
+
+    def _method(self) -> Method:
+        """The run's method, from this machine's own files."""
+        name = self.options.method or self.config.method
+        if name.endswith(".py") and self.options.method is None:
+            raise UserError(f"the run's method is the file {name}; give this machine's copy of it with --method")
+        method = get(name)
+        if self.options.server and method.server is None:
+            raise UserError(f"method {method.name} has no server; start devices only")
+        return method
+
+    def _known(self) -> dict[str, Any] | None:
+        path = self.store.folder / "membership.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def _remember(self) -> None:
+        """What is needed to come back when nobody can be asked."""
+        view = MessageToDict(self._view)
+        known = {"run": self.run_id, "index": self.index, "beat": self._beat, "settings": to_toml(self.config)}
+        self.store.dump("membership.json", {**known, "view": view})
+
+    async def _open(self) -> None:
+        """The port, the context with what an earlier process left, and the heartbeats."""
+        task, part = self.kit.task, self.kit.part(self.index)
+        self.transport = Transport(self.index, self.run_id, Checker(task.layout, task.macs), self.security)
+        self.context = NetContext(self.index, part, self.clock, self.transport, self.store)
+        self.context.observer = self._observe
+        self.gate = Gate(self.options.robust, part.start) if self.options.robust.active else None
+        snapshot = self.store.load(finder(self.method.device.__globals__))
+        if snapshot is not None:
+            self.context.revive(snapshot)
+            self.clock.at_least(snapshot["now"])
+        self.store.open_record(self.context.update)
+        (self.store.folder / "config.toml").write_text(to_toml(self.config))
+        port = await self.transport.listen(self.options.listen, self._deliver, self.options.limits)
+        host = self.options.listen.rpartition(":")[0]
+        self.address = self.options.advertise or f"{host}:{port}"
+        self._apply(at_once=True)
+        await self._tell()
+        self._beats = asyncio.get_running_loop().create_task(self._keep_in_touch())
+
+    # ---- keeping in touch
+
+    async def _keep_in_touch(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat)
+            if self.security.refresh():
+                log.info("certificate renewed", extra={"event": "certificate"})
+                await self.link.reconnect()
+                self.transport.reconnect()
+            await self._tell()
+
+    async def _tell(self) -> None:
+        """One heartbeat; what goes wrong with it must not disturb the training."""
+        number, _ = self.security.revocations
+        request = Beat(
+            name=self.security.name, instance=self.store.instance, address=self.address, epoch=self._view.epoch,
+            revoked=number, report=self._report(),
+        )  # fmt: skip
+        try:
+            self._take(await self.link.beat(request))
+            self._trouble = ""
+        except CoordinatorAway as error:
+            self._complain(str(error))
+        except NotAMember:
+            await self._rejoin()
+        except UserError as error:
+            self._complain(str(error))
+
+    async def _rejoin(self) -> None:
+        """The coordinator has forgotten this device, or another has taken its place."""
+        try:
+            joined = await self.link.join(self._request(self.index))
+        except (CoordinatorAway, NotAMember) as error:
+            self._complain(str(error))
+        except Refused as error:
+            self._complain(str(error))
+            if "takes part already" in str(error):
+                self._fail(error)
+        else:
+            if joined.index != self.index:
+                self._fail(UserError(f"the coordinator now takes this device for number {joined.index}; start it anew"))
+            else:
+                self._take(joined.view)
+
+    def _complain(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            log.warning(trouble, extra={"event": "coordinator"})
+        self._trouble = trouble
+
+    def _fail(self, error: Exception) -> None:
+        failure = self.context.failure
+        if failure is not None and not failure.done():
+            failure.set_exception(error)
+
+    def _take(self, view: View) -> None:
+        """What the coordinator says now. Members and neighbours come only when they have changed."""
+        if view.revoked:
+            self.security.learn(view.revoked)
+        changed = view.epoch != self._view.epoch
+        if not changed:
+            view.members.extend(self._view.members)
+            view.neighbours.CopyFrom(self._view.neighbours)
+        self._view = view
+        self.clock.at_least(view.elapsed)
+        if view.begun:
+            self.clock.begin()
+        if hasattr(self, "context") and changed:
+            self._apply()
+        if view.over or view.left:
+            self._stop.set()
+        self._changed.set()
+
+    def _apply(self, at_once: bool = False) -> None:
+        view, context = self._view, self.context
+        self.transport.know(view.members)
+        context.devices = max(view.devices, 1)
+        neighbours = tuple(view.neighbours.sources), tuple(view.neighbours.targets)
+        context.meet(*neighbours, at_once=at_once)
+        if self.gate is not None:
+            self.gate.forget({*neighbours[0], *neighbours[1], SERVER})
+        self._remember()
+
+    def _report(self) -> Report:
+        counters, context = self.transport.counters, self.context
+        return Report(
+            update=context.update, loss=self.loss, now=self.clock.now, bytes_sent=counters.bytes_sent,
+            bytes_received=counters.bytes_received, messages_sent=counters.messages_sent,
+            messages_received=counters.messages_received,
+            messages_lost=counters.messages_lost + context.mailbox.dropped, refused=counters.refused,
+            filtered=counters.filtered, staleness=self.staleness,
+            accuracy=math.nan if self.accuracy is None else self.accuracy, finished=self.finished,
+            trouble=self.store.trouble, update_seconds=self._update_seconds, samples=context.samples,
+        )  # fmt: skip
+
+    # ---- living
+
+    async def _live(self) -> None:
+        """Waits for the run to begin, runs the program, and stays until nobody needs answers any more."""
+        context = self.context
+        loop = asyncio.get_running_loop()
+        context.failure = loop.create_future()
+        while not self.clock.begun and not self._stop.is_set():
+            self._changed.clear()
+            await self._first(self._changed.wait(), context.failure)
+        program = self.method.server if self.index == SERVER else self.method.device
+        assert program is not None
+        hyper = make_hyper(self.method.hyper, self.config.hyper)
+        ended = asyncio.Event()
+
+        async def main() -> None:
+            await program(context, hyper)
+            ended.set()
+
+        context.spawn(main())
+        await self._first(ended.wait(), self._stop.wait(), self._time_up(), context.failure)
+        context.stopped = self._stop.is_set()
+        if not ended.is_set():
+            await self._first(ended.wait(), asyncio.sleep(self.options.grace), context.failure)
+        self.finished = True
+        await self._tell()
+        await self._answer_others()
+        context.end()
+
+    async def _time_up(self) -> None:
+        """Ends when a stop condition holds for the program; it then has `grace` to notice."""
+        while self.context.running:
+            await asyncio.sleep(0.2)
+
+    async def _answer_others(self) -> None:
+        """A second coroutine may still have to answer; with nobody to ask, for so long and no longer."""
+        while not self._stop.is_set():
+            before = self._trouble
+            waited = await self._first(self._stop.wait(), asyncio.sleep(self.options.linger), self.context.failure)
+            if waited and before and self._trouble:
+                break
+
+    async def _first(self, *things: Any) -> bool:
+        """Waits for the first of these; raises if that one failed. True if it was none of the events."""
+        tasks = [asyncio.ensure_future(thing) for thing in things]
+        done, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in late:
+            if task is not self.context.failure:
+                task.cancel()
+        for task in done:
+            task.result()
+        return tasks[0] not in done
+
+    def stop(self) -> None:
+        """Asks it to end soon: a signal, or the run is over."""
+        self._stop.set()
+
+    async def _deliver(self, message: Message) -> None:
+        context = self.context
+        if self.gate is not None:
+            own = context.model or context.initial()
+            kept = await context.aside(self.gate, message, own)
+            if kept is None:
+                self.transport.counters.filtered += 1
+                log.info(f"kept out a model of device {message.source}", extra={"event": "filtered"})
+                return
+            message = kept
+        context.deliver(message)
+
+    def _observe(self, since: float, metrics: dict[str, Any]) -> None:
+        """One row of the record per local update, and the figures for the next heartbeat."""
+        context = self.context
+        self.loss = float(metrics.get("loss", math.nan))
+        ages = [age for _, age in metrics.get("merged", ())]
+        if ages:
+            self.staleness = sum(ages) / len(ages)
+        self._update_seconds = context.now - since
+        row = {"time": context.now, "start": since, "device": self.index, "update": context.update}
+        self.store.add({**row, "samples": context.samples, **metrics})
+        if context.now - self._evaluated >= self.config.evaluation.every and self._evaluation is None:
+            self._evaluated = context.now
+            self._evaluation = asyncio.get_running_loop().create_task(self._evaluate())
+
+    async def _evaluate(self) -> None:
+        context = self.context
+        if context.model is not None:
+            now, update = context.now, context.update
+            self.accuracy = await context.aside(self.kit.score, context.model)
+            if self.accuracy is not None:
+                self.store.append("metrics.jsonl", {"time": now, "update": update, "accuracy": self.accuracy})
+        self._evaluation = None
+
+    # ---- going
+
+    async def _finish(self) -> dict[str, Any]:
+        context, counters = self.context, self.transport.counters
+        await self.transport.settle(2.0)
+        self.store.save(context.snapshot())
+        await self.store.settle()
+        model = context.model or context.initial()
+        if self._evaluation is not None:
+            await self._evaluation
+        self.accuracy = await context.aside(self.kit.score, model)
+        vector = model.vector.get() if model.mask is None else model.vector.get() * model.mask.get()
+        weights = self.kit.task.module_with(vector).state_dict()
+        partial = self.store.folder / "model.partial"
+        save_tensors({name: part.clone().contiguous() for name, part in weights.items()}, partial)
+        partial.replace(self.store.folder / "model.safetensors")
+        summary = {
+            "name": self.security.name, "run": self.run_id, "index": self.index, "method": self.method.name,
+            "updates": context.update, "samples": context.samples, "seconds": context.now,
+            "accuracy": self.accuracy, "metric": self.kit.task.metric_name,
+            "loss": None if math.isnan(self.loss) else self.loss, **vars(counters),
+            "transfers": [[count, round(seconds, 6)] for count, seconds in self.transport.transfers()],
+        }  # fmt: skip
+        self.store.dump("summary.json", summary)
+        return summary
+
+    async def _close(self) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+        if hasattr(self, "context"):
+            self.context.close()
+            await self.transport.close()
+            await self.store.settle()
+        await self.link.close()
+        self.store.close()
+

@@ -1,0 +1,128 @@
+"""A device's folder: its lock, its identity, its durable state, its record and its model.
+
+State is written by a thread of its own, newest first: what is waiting to be written is replaced by what is newer.
+So saving never holds up training, and a disk that is full or slow costs nothing but the age of the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import UserError
+from ..experiment.record import read_rows
+from . import state
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """One device's folder. Only one process at a time may have it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = _locked(folder)
+        self.instance = _instance(folder / "instance")
+        self.trouble = ""
+        self._pending: Any = None
+        self._writing: asyncio.Task[None] | None = None
+        self._pool = ThreadPoolExecutor(1, "store")
+        self._record: IO[bytes] | None = None
+
+    def load(self, find: state.Find) -> Any:
+        return state.read(self.folder / "state.safetensors", find)
+
+    def save(self, snapshot: Any) -> None:
+        """Hands the newest snapshot to the writer and returns at once. The snapshot must not change any more."""
+        self._pending = snapshot
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._pending is not None:
+                snapshot, self._pending = self._pending, None
+                await loop.run_in_executor(self._pool, self._put, snapshot)
+        finally:
+            self._writing = None
+
+    def _put(self, snapshot: Any) -> None:
+        self._try(lambda: state.write(self.folder / "state.safetensors", snapshot))
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        """A disk that will not take it is trouble to report, not a reason to stop."""
+        try:
+            action()
+            self.trouble = ""
+        except OSError as error:
+            trouble = f"cannot write to {self.folder}: {error.strerror or error}; the older state is kept"
+            if trouble != self.trouble:
+                log.error(trouble, extra={"event": "disk"})
+            self.trouble = trouble
+
+    async def settle(self) -> None:
+        """Waits until everything that was handed over is on the disk (or could not be written)."""
+        while self._writing is not None:
+            await asyncio.shield(self._writing)
+
+    def open_record(self, update: int) -> None:
+        """Rows of local updates that the state does not know of are cut off: they will be written again."""
+        path = self.folder / "updates.jsonl"
+        rows = [row for row in read_rows(path) if row["update"] <= update]
+        text = b"".join(_line(row) for row in rows)
+        self._try(lambda: state.replace(path, [memoryview(text)]))
+        self._try(lambda: setattr(self, "_record", path.open("ab", buffering=0)))
+
+    def add(self, row: dict[str, Any]) -> None:
+        record = self._record
+        if record is not None:
+            self._try(lambda: record.write(_line(row)))
+
+    def append(self, name: str, row: dict[str, Any]) -> None:
+        """One more line of a small file."""
+
+        def write() -> None:
+            with (self.folder / name).open("ab") as file:
+                file.write(_line(row))
+
+        self._try(write)
+
+    def dump(self, name: str, content: Any) -> None:
+        text = json.dumps(content, indent=2).encode() + b"\n"
+        self._try(lambda: state.replace(self.folder / name, [memoryview(text)]))
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        if self._record is not None:
+            self._record.close()
+        self._lock.close()
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(f"{folder} is in use by another device process; give each device a folder of its own") from None
+    return file
+
+
+def _instance(path: Path) -> int:
+    """Drawn once per folder, so that a device that comes back is told from a second one of the same name."""
+    if not path.exists():
+        state.replace(path, [memoryview(f"{secrets.randbits(63)}\n".encode())])
+    return int(path.read_text())

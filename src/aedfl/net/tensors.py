@@ -1,0 +1,112 @@
+"""Tensors as safetensors bytes, without copying them: a header of names, types and places, then the raw numbers.
+
+The library of that name reads and writes whole files; here the sender streams straight from the tensors'
+memory, and the receiver's tensors are views of the one buffer that the bytes arrived in.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import PeerError
+
+DTYPES = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HEADER_LIMIT = 64 << 10
+DIMENSIONS = 8
+
+
+def dump(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """The bytes as a list of buffers: the header, then views of the tensors, widest types first."""
+    ordered = sorted(tensors.items(), key=lambda pair: -pair[1].element_size())
+    header: dict[str, Any] = {}
+    offset, buffers = 0, []
+    for name, tensor in ordered:
+        array = tensor.detach().cpu().contiguous().numpy().reshape(-1)
+        end = offset + array.nbytes
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+        if array.nbytes:
+            buffers.append(memoryview(array.view(np.uint8)))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [memoryview(struct.pack("<Q", len(text)) + text), *buffers]
+
+
+def load(data: bytearray) -> dict[str, Tensor]:
+    """The tensors, as views of `data`, which must hold them exactly: no gap, no overlap, nothing behind."""
+    if len(data) < 8:
+        raise PeerError(f"tensors of {len(data)} bytes have no header")
+    length = struct.unpack_from("<Q", data)[0]
+    if length > min(HEADER_LIMIT, len(data) - 8):
+        raise PeerError(f"the tensors' header claims {length} bytes")
+    header = _parse(bytes(data[8 : 8 + length]))
+    body = len(data) - 8 - length
+    tensors: dict[str, Tensor] = {}
+    end = 0
+    for name, entry in sorted(header.items(), key=lambda pair: _offsets(pair[0], pair[1])):
+        dtype, shape = _kind(name, entry)
+        begin, stop = _offsets(name, entry)
+        if begin != end or stop > body or stop - begin != prod(shape) * dtype.itemsize:
+            raise PeerError(f"tensor {name!r} claims bytes {begin} to {stop}, which do not fit its shape or its place")
+        tensors[name] = _view(data, 8 + length + begin, shape, dtype)
+        end = stop
+    if end != body:
+        raise PeerError(f"{body - end} bytes follow the last tensor")
+    return tensors
+
+
+def _view(data: bytearray, offset: int, shape: list[int], dtype: torch.dtype) -> Tensor:
+    count = prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    if offset % dtype.itemsize:
+        raise PeerError("a tensor does not begin at a multiple of its element's size")
+    if dtype == torch.bool:  # a byte that is neither 0 nor 1 is no truth value
+        return (torch.frombuffer(data, dtype=torch.uint8, count=count, offset=offset) != 0).reshape(shape)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(shape)
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PeerError("the tensors' header is not JSON") from error
+    if not isinstance(header, dict):
+        raise PeerError("the tensors' header is not a table")
+    return header
+
+
+def _kind(name: str, entry: Any) -> tuple[torch.dtype, list[int]]:
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise PeerError(f"tensor {name[:40]!r} has type {str(dtype)[:40]!r}; allowed are {', '.join(DTYPES)}")
+    if not (isinstance(shape, list) and len(shape) <= DIMENSIONS and all(_natural(side) for side in shape)):
+        raise PeerError(f"tensor {name[:40]!r} has no valid shape")
+    return DTYPES[dtype], shape
+
+
+def _offsets(name: str, entry: Any) -> tuple[int, int]:
+    place = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not (isinstance(place, list) and len(place) == 2 and all(_natural(number) for number in place)):
+        raise PeerError(f"tensor {name[:40]!r} has no valid place")
+    return place[0], place[1]
+
+
+def _natural(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 1 << 48

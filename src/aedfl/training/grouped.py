@@ -1,0 +1,271 @@
+"""Many models at once, the fast way: known layers run for all models in single calls, each step one CUDA graph.
+
+For modules made of the layers that `stacked` knows, without buffers. Parameters of one name lie together for all N
+models, so that weights are contiguous for every layer. The learning rate is folded into the loss, so that plain SGD
+is a subtraction. On a CPU the same code runs step by step; it is there to be checked, not to be fast.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..randomness import torch_seed
+from ..task import Task
+from .plan import Plan, TrainJob, TrainResult, batches
+from .stacked import Act, Stacked
+
+SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""Numbers of models that graphs are captured for; a batch is padded to the next one."""
+STEPS = 32
+"""Room for steps grows in units of this, so that graphs are seldom captured anew."""
+
+
+def supports(task: Task) -> bool:
+    """Whether the module is made of known layers only, and its loss a mean over samples."""
+    plain = task.layout.size == task.layout.parameters and not task.whole_batches and not task.draws_randomness
+    return plain and Stacked.of(task.module) is not None
+
+
+@dataclass(eq=False)
+class Batch:
+    """The tensors of a batch of N models; a captured graph reads and writes exactly these."""
+
+    weights: list[Tensor]  # one [N, ...] per parameter, leaves of autograd
+    masks: list[Tensor] | None
+    anchors: list[Tensor] | None
+    velocity: list[Tensor] | None
+    rows: Tensor  # [steps, N, batch] sample numbers, 0 where padded
+    present: Tensor  # [steps, N, batch] 1.0 for a real sample
+    keys: Tensor  # [N]
+    lr: Tensor  # [N]
+    loss: Tensor  # [N], sum over steps
+    first_loss: Tensor  # [N]
+    first_gradient: list[Tensor]
+    step: Tensor  # [1]
+
+
+class GroupedTrainer:
+    """Trains the jobs of a call as one batch of grouped layers."""
+
+    limit = 128
+
+    def __init__(self, task: Task, bf16: bool = False) -> None:
+        forward = Stacked.of(task.module.train())
+        assert forward is not None, "ask `supports` first"
+        self.task, self.forward = task, forward
+        self.capture_seconds = 0.0
+        self._bf16 = bf16
+        self._captured: dict[object, _Captured] = {}
+        self._room = 0
+
+    def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
+        results: list[TrainResult] = []
+        for begin in range(0, len(jobs), self.limit):
+            results += self._train_batch(plan, jobs[begin : begin + self.limit])
+        return results
+
+    def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
+        count = next((size for size in SIZES if size >= len(jobs)), len(jobs))
+        orders = [batches(job, plan.batch_size) for job in jobs]
+        steps = max(len(order) for order in orders)
+        self._room = max(self._room, -(-steps // STEPS) * STEPS)
+        masked = any(job.mask is not None for job in jobs)
+        key = (plan, count, self._room, masked)
+        if key not in self._captured:
+            self._captured[key] = _Captured(self, plan, self._empty(plan, count, self._room, masked))
+        captured = self._captured[key]
+        self._load(captured.batch, jobs, orders)
+        captured.run(steps)
+        return self._results(captured.batch, plan, jobs, orders)
+
+    def _empty(self, plan: Plan, count: int, room: int, masked: bool) -> Batch:
+        device = self.task.device
+
+        def parts(wanted: bool = True) -> list[Tensor]:
+            entries = self.task.layout.entries if wanted else ()
+            return [torch.zeros(count, *entry.shape, device=device) for entry in entries]
+
+        table = torch.zeros(room, count, plan.batch_size, device=device)
+        numbers = torch.zeros(count, device=device)
+        return Batch(
+            weights=[part.requires_grad_() for part in parts()],
+            masks=parts() if masked else None,
+            anchors=parts() if plan.proximal else None,
+            velocity=parts() if plan.momentum else None,
+            rows=table.long(),
+            present=table,
+            keys=numbers.long(),
+            lr=numbers.clone(),
+            loss=numbers.clone(),
+            first_loss=numbers.clone(),
+            first_gradient=parts(plan.probe),
+            step=torch.zeros(1, dtype=torch.int64, device=device),
+        )
+
+    @torch.no_grad()
+    def _load(
+        self, batch: Batch, jobs: list[TrainJob], orders: list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]
+    ) -> None:
+        count = len(batch.lr)
+        padded = jobs + [jobs[0]] * (count - len(jobs))
+        vectors = torch.stack([job.vector for job in padded])
+        if batch.masks is not None:
+            ones = torch.ones(self.task.layout.size, dtype=torch.bool, device=self.task.device)
+            masks = torch.stack([ones if job.mask is None else job.mask for job in padded])
+            vectors = vectors * masks
+            self._spread(masks, batch.masks)
+        self._spread(vectors, batch.weights)
+        if batch.anchors is not None:
+            anchors = [job.vector if job.anchor is None else job.anchor for job in padded]
+            self._spread(torch.stack(anchors), batch.anchors)
+        for part in batch.velocity or ():
+            part.zero_()
+        rows = np.full((len(batch.rows), count, batch.rows.shape[2]), -1, dtype=np.int64)
+        for column, order in enumerate(orders):
+            rows[: len(order), column] = order
+        table = torch.from_numpy(rows).to(self.task.device)
+        batch.present.copy_(table >= 0)
+        batch.rows.copy_(table.clamp_(min=0))
+        batch.keys.copy_(torch.tensor([torch_seed(*job.key, "dropout") for job in padded]))
+        batch.lr.copy_(torch.tensor([job.lr for job in padded]))
+        batch.loss.zero_()
+        batch.step.zero_()
+
+    def _spread(self, stack: Tensor, parts: list[Tensor]) -> None:
+        """Copies vectors [N, size] into one tensor per parameter."""
+        for entry, part in zip(self.task.layout.entries, parts, strict=True):
+            part.copy_(stack[:, entry.offset : entry.end].view_as(part))
+
+    @torch.enable_grad()
+    def step(self, plan: Plan, batch: Batch, first: bool) -> None:
+        """One SGD step of every model; those without samples in it (jobs that are done) stay as they are."""
+        rows = batch.rows.index_select(0, batch.step)[0]
+        present = batch.present.index_select(0, batch.step)[0]
+        keys = batch.keys + batch.step
+        plain = not (first and plan.probe) and _is_plain(plan)
+        active = present.sum(1).clamp(max=1.0)
+        losses = self._losses(batch.weights, rows, present, keys)
+        scale = batch.lr * active if plain else active
+        gradients = list(torch.autograd.grad((losses * scale).sum(), batch.weights))
+        with torch.no_grad():
+            batch.loss.add_(losses * active)
+            if first:
+                batch.first_loss.copy_(losses)
+            if batch.masks is not None:
+                torch._foreach_mul_(gradients, batch.masks)
+            if first and plan.probe:
+                torch._foreach_copy_(batch.first_gradient, gradients)
+            if not plain:
+                gradients = _adjusted(plan, batch, gradients, batch.lr * active)
+            torch._foreach_sub_(batch.weights, gradients)
+            batch.step.add_(1)
+
+    def _losses(self, weights: list[Tensor], rows: Tensor, present: Tensor, keys: Tensor) -> Tensor:
+        """Each model's mean loss on its mini-batch, [N]."""
+        task, count = self.task, len(rows)
+        if self.forward.wants_images:
+            x, _ = task.gather(rows.t())
+            act = Act(x.flatten(1, 2), count, True)
+            y = task.train_data.y[rows]
+        else:
+            x, y = task.gather(rows)
+            act = Act(x, count, False)
+        names = [entry.name for entry in task.layout.entries]
+        with self._precision():
+            output = self.forward(dict(zip(names, weights, strict=True)), act, keys)
+        assert task.example_loss is not None
+        found = task.example_loss(output.flatten(0, 1).float(), y.flatten(0, 1)).view_as(present)
+        return (found * present).sum(1) / present.sum(1).clamp(min=1.0)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if not self._bf16:
+            return nullcontext()
+        return torch.autocast(self.task.device.type, torch.bfloat16, cache_enabled=False)
+
+    def _results(
+        self,
+        batch: Batch,
+        plan: Plan,
+        jobs: list[TrainJob],
+        orders: list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]],
+    ) -> list[TrainResult]:
+        vectors = torch.cat([part.detach().flatten(1) for part in batch.weights], 1)
+        gradients = torch.cat([part.flatten(1) for part in batch.first_gradient], 1) if plan.probe else vectors[:, :0]
+        results = []
+        for row, (job, order) in enumerate(zip(jobs, orders, strict=True)):
+            vector = vectors[row].clone() if job.mask is None else torch.where(job.mask, vectors[row], job.vector)
+            loss = batch.loss[row] / max(1, len(order))
+            results.append(TrainResult(vector, loss, batch.first_loss[row].clone(), gradients[row].clone()))
+        return results
+
+
+def _is_plain(plan: Plan) -> bool:
+    return not (plan.momentum or plan.weight_decay or plan.proximal) and plan.clip_norm is None
+
+
+def _adjusted(plan: Plan, batch: Batch, gradients: list[Tensor], scale: Tensor) -> list[Tensor]:
+    """The step after proximal pull, decay, mask, clipping and momentum, times the learning rate of each model."""
+    if batch.anchors is not None:
+        pull = torch._foreach_sub(batch.weights, batch.anchors)
+        torch._foreach_add_(gradients, pull, alpha=plan.proximal)
+    if plan.weight_decay:
+        torch._foreach_add_(gradients, batch.weights, alpha=plan.weight_decay)
+    if batch.masks is not None:
+        torch._foreach_mul_(gradients, batch.masks)
+    if plan.clip_norm is not None:
+        squares = torch.stack([part.flatten(1).square().sum(1) for part in gradients]).sum(0)
+        shrink = (plan.clip_norm / (squares.sqrt() + 1e-12)).clamp(max=1.0)
+        gradients = [part * _per_model(shrink, part) for part in gradients]
+    if batch.velocity is not None:
+        torch._foreach_mul_(batch.velocity, plan.momentum)
+        torch._foreach_add_(batch.velocity, gradients)
+        gradients = batch.velocity
+    return [part * _per_model(scale, part) for part in gradients]
+
+
+def _per_model(numbers: Tensor, part: Tensor) -> Tensor:
+    return numbers.view(-1, *[1] * (part.dim() - 1))
+
+
+class _Captured:
+    """The first and the later steps of a batch as CUDA graphs, captured once; on a CPU, plain calls."""
+
+    def __init__(self, trainer: GroupedTrainer, plan: Plan, batch: Batch) -> None:
+        self.batch = batch
+        self._first: Callable[[], object] = lambda: trainer.step(plan, batch, True)
+        self._later: Callable[[], object] = lambda: trainer.step(plan, batch, False)
+        if trainer.task.device.type == "cuda":
+            begin = time.perf_counter()
+            self._first, self._later = _capture(self._first), _capture(self._later)
+            trainer.capture_seconds += time.perf_counter() - begin
+
+    def run(self, steps: int) -> None:
+        self._first()
+        for _ in range(steps - 1):
+            self._later()
+
+
+def _capture(call: Callable[[], object]) -> Callable[[], object]:
+    """A CUDA graph of the call, after two runs that let libraries choose their kernels.
+
+    Captured by hand: `torch.cuda.graph` would collect garbage first, which takes long beside a large simulation.
+    """
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        call()
+        graph.capture_end()
+    torch.cuda.synchronize()
+    return graph.replay

@@ -1,0 +1,241 @@
+"""A module run for N sets of weights at once, without `vmap`: its layers, known ones, take all N in a single call.
+
+The module is traced once. Convolutions become one grouped convolution over N*C channels, fully connected layers one
+batched matrix product; what acts element by element stays as it is. An activation is held in one of two forms:
+
+- images [B, N*C, ...], as grouped convolutions, norms and pooling want it;
+- rows [N, B, ...], as matrix products want it.
+
+A layer that is not known here makes `Stacked.of` return None, and the caller falls back to `vmap`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional as F
+
+from .dropout import Dropout, keep
+
+Named = dict[str, Tensor]
+"""Parameters by name, each with a leading N."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """An activation of N models."""
+
+    data: Tensor
+    count: int
+    images: bool
+
+    def as_images(self) -> Tensor:
+        return self.data if self.images else self.data.transpose(0, 1).flatten(1, 2)
+
+    def as_rows(self) -> Tensor:
+        return self.data.unflatten(1, (self.count, -1)).transpose(0, 1) if self.images else self.data
+
+    def like(self, data: Tensor) -> Act:
+        return Act(data, self.count, self.images)
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+        return isinstance(m, Dropout) or super().is_leaf_module(m, name)
+
+
+class Stacked:
+    """Call it with named parameters [N, ...], inputs as an activation, and dropout keys [N]; gives rows [N, B, …]."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        self.layers = dict(module.named_modules())
+        self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
+        self.start = next(node for node in graph.nodes if node.op == "placeholder")
+        self.result = next(node for node in graph.nodes if node.op == "output").args[0]
+        first = next(iter(self.start.users))
+        self.wants_images = first.op == "call_module" and isinstance(self.layers[str(first.target)], nn.Conv2d)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Stacked | None:
+        """The stacked form of a module, or None if some part of it is not known here."""
+        try:
+            graph = _Tracer().trace(module)
+        except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError):
+            return None
+        layers = dict(module.named_modules())
+        known = all(_known(node, layers) for node in graph.nodes)
+        inputs = sum(node.op == "placeholder" for node in graph.nodes)
+        return cls(module, graph) if known and inputs == 1 else None
+
+    def __call__(self, named: Named, x: Act, keys: Tensor) -> Tensor:
+        values: dict[fx.Node, Any] = {self.start: x}
+
+        def at(argument: Any) -> Any:
+            return fx.node.map_arg(argument, lambda node: values[node])
+
+        for node in self.nodes:
+            args, kwargs = at(node.args), dict(at(node.kwargs))
+            if node.op == "call_module":
+                layer = self.layers[str(node.target)]
+                values[node] = _layer(layer, str(node.target), named, args[0], keys)
+            else:
+                values[node] = FUNCTIONS[_name(node)](*args, **kwargs)
+        result: Tensor = values[self.result].as_rows()
+        return result
+
+
+def _known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        layer = layers[str(node.target)]
+        plain = not isinstance(layer, nn.Conv1d | nn.Conv2d) or layer.padding_mode == "zeros"
+        return type(layer) in LAYERS and plain
+    if node.op in ("call_function", "call_method"):
+        return _name(node) in FUNCTIONS
+    return node.op in ("placeholder", "output")
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _layer(layer: nn.Module, name: str, named: Named, x: Act, keys: Tensor) -> Act:
+    return LAYERS[type(layer)](layer, named.get(f"{name}.weight"), named.get(f"{name}.bias"), x, keys)
+
+
+def _conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
+    run = F.conv2d if isinstance(layer, nn.Conv2d) else F.conv1d
+    flat = None if bias is None else bias.flatten()
+    groups = x.count * layer.groups
+    data = run(x.as_images(), weight.flatten(0, 1), flat, layer.stride, layer.padding, layer.dilation, groups)
+    return Act(data, x.count, True)
+
+
+def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
+    rows = x.as_rows()
+    flat = rows.flatten(1, -2)
+    product = (
+        torch.bmm(flat, weight.transpose(1, 2))
+        if bias is None
+        else torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
+    )
+    return Act(product.unflatten(1, rows.shape[1:-1]), x.count, False)
+
+
+def _group_norm(layer: Any, weight: Tensor | None, bias: Tensor | None, x: Act, _: Tensor) -> Act:
+    flat = (None if part is None else part.flatten() for part in (weight, bias))
+    return Act(F.group_norm(x.as_images(), x.count * layer.num_groups, *flat, layer.eps), x.count, True)
+
+
+def _embedding(layer: Any, weight: Tensor, bias: None, x: Act, _: Tensor) -> Act:
+    offset = torch.arange(x.count, device=weight.device) * layer.num_embeddings
+    ids = x.as_rows() + offset.view(-1, *[1] * (x.as_rows().dim() - 1))
+    return Act(F.embedding(ids, weight.flatten(0, 1)), x.count, False)
+
+
+def _dropout(layer: Any, weight: None, bias: None, x: Act, keys: Tensor) -> Act:
+    rows = x.as_rows()
+    masks = [keep(layer, rows.shape[1:], key) for key in keys.unbind()]
+    return Act(rows * torch.stack(masks).to(rows.dtype) / (1 - layer.p), x.count, False)
+
+
+def _spatial(layer: Any, weight: None, bias: None, x: Act, _: Tensor) -> Act:
+    """Layers without weights that act on each channel's map alone."""
+    return Act(layer(x.as_images()), x.count, True)
+
+
+def _pointwise(layer: Any, weight: None, bias: None, x: Act, _: Tensor) -> Act:
+    return x.like(layer(x.data))
+
+
+def _flat(layer: Any, weight: None, bias: None, x: Act, _: Tensor) -> Act:
+    return flatten(x, layer.start_dim, layer.end_dim)
+
+
+LAYERS: dict[type[nn.Module], Callable[..., Act]] = {
+    nn.Conv1d: _conv,
+    nn.Conv2d: _conv,
+    nn.Linear: _linear,
+    nn.GroupNorm: _group_norm,
+    nn.Embedding: _embedding,
+    Dropout: _dropout,
+    nn.Flatten: _flat,
+    **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d), _spatial),
+    **dict.fromkeys((nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _spatial),
+    **dict.fromkeys((nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Identity), _pointwise),
+}
+
+
+def flatten(x: Act, start_dim: int = 0, end_dim: int = -1) -> Act:
+    rows = x.as_rows()
+    end = end_dim if end_dim < 0 else end_dim + 1
+    return Act(rows.flatten(start_dim + 1, end), x.count, False)
+
+
+def _reduced(run: Callable[..., Tensor]) -> Callable[..., Act]:
+    """A reduction over dimensions of the single model's activation, whose dimension 0 is the batch."""
+
+    def apply(x: Act, dim: int | tuple[int, ...], keepdim: bool = False) -> Act:
+        dims = (dim,) if isinstance(dim, int) else tuple(dim)
+        if x.images and all(d >= 2 for d in dims):
+            kept = Act(run(x.data, dims, keepdim), x.count, True)
+            return kept if keepdim or x.data.dim() - len(dims) > 2 else Act(kept.as_rows(), x.count, False)
+        return Act(run(x.as_rows(), tuple(d + 1 if d >= 0 else d for d in dims), keepdim), x.count, False)
+
+    return apply
+
+
+def _elementwise(run: Callable[..., Tensor]) -> Callable[..., Act]:
+    return lambda x, *_, **__: x.like(run(x.data))
+
+
+def _pool(run: Callable[..., Tensor]) -> Callable[..., Act]:
+    return lambda x, *args, **kwargs: Act(run(x.as_images(), *args, **kwargs), x.count, True)
+
+
+def _binary(run: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Act]:
+    def apply(left: Any, right: Any) -> Act:
+        if not isinstance(right, Act):
+            return left.like(run(left.data, right))  # type: ignore[no-any-return]
+        if not isinstance(left, Act):
+            return right.like(run(left, right.data))
+        if left.images == right.images:
+            return left.like(run(left.data, right.data))
+        return Act(run(left.as_rows(), right.as_rows()), left.count, False)
+
+    return apply
+
+
+def _cat(parts: list[Act], dim: int = 0) -> Act:
+    return Act(torch.cat([part.as_rows() for part in parts], dim + 1 if dim >= 0 else dim), parts[0].count, False)
+
+
+def _transpose(x: Act, first: int, second: int) -> Act:
+    first, second = (dim + 1 if dim >= 0 else dim for dim in (first, second))
+    return Act(x.as_rows().transpose(first, second), x.count, False)
+
+
+FUNCTIONS: dict[str, Callable[..., Act]] = {
+    "relu": _elementwise(torch.relu),
+    "tanh": _elementwise(torch.tanh),
+    "sigmoid": _elementwise(torch.sigmoid),
+    "gelu": _elementwise(F.gelu),
+    "silu": _elementwise(F.silu),
+    "max_pool2d": _pool(F.max_pool2d),
+    "boolean_dispatch": _pool(F.max_pool2d),
+    "avg_pool2d": _pool(F.avg_pool2d),
+    "adaptive_avg_pool2d": _pool(F.adaptive_avg_pool2d),
+    "flatten": flatten,
+    "mean": _reduced(torch.mean),
+    "sum": _reduced(torch.sum),
+    "amax": _reduced(torch.amax),
+    "add": _binary(operator.add),
+    "sub": _binary(operator.sub),
+    "mul": _binary(operator.mul),
+    "cat": _cat,
+    "transpose": _transpose,
+}

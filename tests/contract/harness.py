@@ -1,0 +1,76 @@
+"""What a context is tested through, and what the checks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import pytest
+import torch
+from torch import Tensor
+
+from aedfl.context import Program
+from aedfl.graph import Job, Op
+
+Note = Callable[[Any], None]
+Notes = dict[int, list[Any]]
+"""What the program of each device (and of the server) noted, in order."""
+
+
+class Harness(Protocol):
+    """Runs programs on contexts of one implementation."""
+
+    unit: float
+    """Seconds."""
+
+    def run(
+        self,
+        device: Program,
+        *,
+        server: Program | None = None,
+        devices: int = 2,
+        topology: str = "full",
+        updates: int | None = None,
+        changes: Mapping[int, Sequence[tuple[float, str]]] | None = None,
+        lr_decay: float = 0.0,
+        seed: int = 0,
+        units: float = 30.0,
+    ) -> Notes:
+        """Runs `device(ctx, note)` on every device until all programs (or the server's) have ended, or `units`
+        have passed.
+
+        Devices learn `tiny_task` with `PLAN` on `tiny_rows`. `updates` is the stop condition behind
+        `Context.running`. `changes` says when, in units, a device has a "join", a "crash" or a "leave"; a
+        device that it does not name is there from the beginning.
+        """
+
+
+def lapse(harness: Harness, seconds: float) -> float:
+    """Seconds of the clock, in whole units where nothing is late."""
+    return round(seconds / harness.unit, 6)
+
+
+def near(units: float) -> Any:
+    return pytest.approx(units, abs=0.25)
+
+
+@dataclass(frozen=True)
+class Total(Op):
+    """Jobs are (vector, vectors); the result is the sum of all their entries."""
+
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [(torch.stack([part.sum() for part in (first, *rest)]).sum(),) for first, rest in jobs]
+
+
+@dataclass(frozen=True)
+class Scaled(Op):
+    """Jobs are (vector,); results are `factor` times it and the number of its entries."""
+
+    factor: float
+    outputs: ClassVar[int] = 2
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [(vector * self.factor, torch.tensor(len(vector))) for (vector,) in jobs]

@@ -1,0 +1,98 @@
+"""What stays alive, and what follows from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from aedfl.context import Context
+from aedfl.ops import WeightedMean
+from aedfl.sim.fleet import Fleet, uniform_seconds
+from aedfl.training.plan import Plan, TrainJob, TrainResult
+from sim.worlds import FAST, tiny_task, world
+
+
+async def gossip(ctx: Context, _: Any) -> None:
+    """Train, merge with whatever has come, send to one neighbour."""
+    model = ctx.initial()
+    while ctx.running:
+        trained = await ctx.train(model)
+        vectors = (trained.model.vector, *(message.model.vector for message in ctx.receive() if message.model))
+        weights = (1.0,) * len(vectors)
+        (vector,) = await ctx.compute(WeightedMean(), vectors, weights, flops=100.0, purpose="merging")
+        model = replace(trained.model, vector=vector)
+        ctx.send(int(ctx.random("neighbour").choice(ctx.out_neighbours)), model)
+        ctx.publish(model, loss=trained.loss)
+        ctx.save({"model": model})
+
+
+def fleet(devices: int, seed: int = 0) -> Fleet:
+    return Fleet(uniform_seconds(devices, 1.0, 15.0, seed), {})
+
+
+class Lazy:
+    """A trainer that learns nothing, quickly."""
+
+    def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
+        zero = torch.zeros(())
+        return [TrainResult(job.vector, zero, zero, zero) for job in jobs]
+
+
+def test_values_alive_grow_with_devices_and_not_with_updates_or_pairs() -> None:
+    """2,000 devices: what is held are own models, and those on their way or in a mailbox."""
+    devices = 2000
+    made = world(
+        gossip,
+        devices=devices,
+        task=tiny_task(5),
+        rows=[np.arange(2)] * devices,
+        fleet=fleet(devices),
+        topology="exponential",
+        trainer=Lazy(),
+    )
+    alive = []
+    for until in (15.0, 30.0, 45.0):
+        made.run(until)
+        alive.append(len(made.sim.work.alive))
+    assert made.sim.updates > 4 * devices
+    assert max(alive) < 12 * devices and alive[2] < 1.2 * alive[1]
+
+
+def test_values_that_nobody_holds_are_gone_at_once() -> None:
+    async def program(ctx: Context, _: Any) -> None:
+        while ctx.running:
+            ctx.publish((await ctx.train(ctx.initial())).model)
+
+    made = world(program, devices=3, updates=50).run()
+    assert len(made.sim.work.alive) <= 1 + 3
+
+
+def rows(seed: int = 0, lookahead: int = 256, loss: float = 0.2) -> list[Any]:
+    """Everything that an observer can see of a small run with lost messages and crashes, values included."""
+    seen: list[Any] = []
+    lives = {"fleet": Fleet(uniform_seconds(5, 0.5, 4.0, seed), {}, mean_up=8.0, mean_down=2.0, seed=seed)}
+
+    def observe(ctx: Any, since: float, metrics: Any) -> None:
+        seen.append((ctx.now, since, ctx.index, ctx.update, metrics["loss"], ctx.model.vector))
+
+    links = replace(FAST, loss=loss)
+    made = world(gossip, devices=5, links=links, seed=seed, lookahead=lookahead, updates=8, observer=observe, **lives)
+    made.run()
+    return [(*row[:4], row[4].get().item(), tuple(row[5].get().tolist())) for row in seen]
+
+
+def test_a_run_follows_from_its_seed() -> None:
+    first = rows(seed=3)
+    assert len(first) == 40 and first == rows(seed=3)
+    other = rows(seed=4)
+    assert [row[0] for row in first] != [row[0] for row in other]
+    assert {row[5] for row in first}.isdisjoint({row[5] for row in other})
+
+
+@pytest.mark.parametrize("lookahead", [1, 3, 7])
+def test_a_run_does_not_depend_on_how_its_jobs_were_batched(lookahead: int) -> None:
+    assert rows(lookahead=lookahead) == rows()

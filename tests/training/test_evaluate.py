@@ -1,0 +1,65 @@
+"""Loss and metric over many samples."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from aedfl.training.evaluate import CHUNK, Evaluator, rows_of
+from training.tasks import SAMPLES, built_in, own
+
+
+def test_scores_are_means_over_samples() -> None:
+    task = built_in("resnet8-batch")
+    rows = np.arange(3, 30)
+    (metric,), (loss,) = Evaluator(task).score([task.start], rows, test=True)
+    x, y = task.gather(torch.from_numpy(rows), test=True)
+    with torch.no_grad():
+        output = deepcopy(task.module).eval()(x)
+    assert metric == pytest.approx((output.argmax(1) == y).float().mean().item())
+    assert loss == pytest.approx(nn.functional.cross_entropy(output, y).item(), rel=1e-5)
+
+
+def test_every_vector_has_its_own_score() -> None:
+    task = built_in("mlp")
+    rows = np.arange(SAMPLES)
+    evaluator = Evaluator(task)
+    metrics, losses = evaluator.score([task.start, -task.start], rows, test=False)
+    assert evaluator.score([-task.start], rows, test=False) == ([metrics[1]], [losses[1]])
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_user_metric_may_be_per_sample_or_their_mean(scalar: bool) -> None:
+    def metric(output: Tensor, target: Tensor) -> Tensor:
+        found = (output.argmax(1) - target).abs().float()
+        return found.mean() if scalar else found
+
+    task = own(nn.Linear(6, 4), metric=metric)
+    assert task.metric_name == "metric"
+    (value,), _ = Evaluator(task).score([task.start], np.arange(SAMPLES), test=True)
+    x, y = task.gather(torch.arange(SAMPLES), test=True)
+    with torch.no_grad():
+        assert value == pytest.approx((task.module(x).argmax(1) - y).abs().float().mean().item())
+
+
+def test_chunks_are_weighted_by_their_samples() -> None:
+    """More samples than go through at once, the last chunk short."""
+    task = own(nn.Linear(6, 4))
+    rows = np.arange(CHUNK + 37) % SAMPLES
+    evaluator = Evaluator(task)
+    (metric,), (loss,) = evaluator.score([task.start], rows, test=True)
+    each = [evaluator.score([task.start], np.array([row]), test=True) for row in range(SAMPLES)]
+    assert metric == pytest.approx(np.mean([each[row][0][0] for row in rows]))
+    assert loss == pytest.approx(np.mean([each[row][1][0] for row in rows]), rel=1e-5)
+
+
+def test_rows_are_all_or_a_keyed_few() -> None:
+    random = np.random.default_rng
+    assert rows_of(5, None, random(0)).tolist() == rows_of(5, 9, random(0)).tolist() == [0, 1, 2, 3, 4]
+    few = rows_of(100, 10, random(0)).tolist()
+    assert few == sorted(set(few)) and len(few) == 10 and max(few) < 100

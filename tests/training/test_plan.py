@@ -1,0 +1,51 @@
+"""The order in which local training takes its samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aedfl.training.plan import Plan, TrainJob, batches
+
+
+def job(samples: int, epochs: int = 1, key: tuple[int, ...] = (0, 0, 1)) -> TrainJob:
+    return TrainJob(torch.zeros(1), 100 + np.arange(samples), key, 0.1, epochs)
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3))
+def test_an_epoch_takes_every_sample_once(samples: int, size: int, epochs: int) -> None:
+    rows = batches(job(samples, epochs), size)
+    assert rows.shape == (Plan(epochs, size).steps(samples), size)
+    for epoch in np.split(rows, epochs):
+        taken = epoch[epoch >= 0]
+        assert sorted(taken) == list(range(100, 100 + samples))
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_only_the_end_of_the_last_batch_is_padded(samples: int, size: int) -> None:
+    flat = batches(job(samples), size).ravel()
+    assert (flat[:samples] >= 0).all() and (flat[samples:] == -1).all()
+
+
+def test_epochs_and_keys_have_orders_of_their_own() -> None:
+    first, second = batches(job(20, epochs=2), 20)
+    (other,) = batches(job(20, key=(0, 0, 2)), 20)
+    (same,) = batches(job(20), 20)
+    assert (first == same).all()
+    assert (first != second).any() and (first != other).any()
+
+
+def test_a_lone_sample_is_left_out_where_two_are_needed() -> None:
+    rows = batches(job(9, epochs=2), 4, least=2)
+    assert rows.shape == (6, 4)
+    assert (rows[[2, 5]] == -1).all() and (rows[[0, 1, 3, 4]] >= 0).all()
+    assert (batches(job(10), 4, least=2) >= 0).sum() == 10
+
+
+def test_jobs_that_differ_in_epochs_and_rate_share_a_batch() -> None:
+    plan = Plan(momentum=0.9)
+    assert plan.shape() == replace(plan, epochs=7, lr=0.5).shape() != replace(plan, momentum=0.8).shape()
