@@ -2,9 +2,9 @@
 
     python bench/pruning.py [--threads 1] [--repeats 7]
 
-Saved: local training (SGD, batch 50) of LeNet-5, ResNet-8 and VGG-9 with every other unit of every layer taken out,
-against the full network, side by side in one run, as the median over interleaved repeats. Cost: one pruning step (scores
-of all units, Lanczos, Lipschitz constant) on 50 samples, in local updates of 500 samples x 4 epochs.
+Saved: local training (SGD, batch 50) of LeNet-5, ResNet-8 and VGG-9 with every other unit of every layer taken
+out, against the full network, side by side in one run, as the median over interleaved repeats. Cost: one pruning
+step (scores of all units, Lanczos, Lipschitz constant) on 50 samples, in local updates of 500 samples x 4 epochs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def train(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     for number in range(steps):
         rows = slice(number * BATCH % len(x), number * BATCH % len(x) + BATCH)
         optimizer.zero_grad()
-        F.cross_entropy(module(x[rows]), y[rows]).backward()
+        F.cross_entropy(module(x[rows]), y[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
@@ -91,8 +91,9 @@ def saved(name: str, repeats: int) -> dict[str, Any]:
     for units in groups.layers.values():
         mask[units][1::2] = False
     small = shrink(module, groups, groups.layout.flatten(module), mask).module
-    works = {
-        kind: lambda net=net: train(net, x, y, MODELS[name]) for kind, net in {"full": module, "half": small}.items()
+    works: dict[str, Callable[[], object]] = {
+        "full": lambda: train(module, x, y, MODELS[name]),
+        "half": lambda: train(small, x, y, MODELS[name]),
     }
     times = interleaved(works, repeats)
     kept, full = int(groups.kept_entries(mask)), groups.layout.size

@@ -116,7 +116,10 @@ class Context(ABC):
     @property
     @abstractmethod
     def in_neighbours(self) -> tuple[int, ...]:
-        """Devices that may send to this one, in a fixed order. May change when devices join or leave."""
+        """Devices that may send to this one, in a fixed order.
+
+        May change when devices join or leave, but never within a local update: only when it is published.
+        """
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -80,16 +80,19 @@ class Chosen:
         return [list(item) for item, flag in zip(self.items, flags, strict=True) if flag]
 
 
-def values_in(thing: Any) -> Iterator[Value]:
+def values_in(thing: Any) -> list[Value]:
     """Every `Value` in nested tuples, lists and dicts."""
-    if isinstance(thing, Value):
-        yield thing
-    elif isinstance(thing, (tuple, list)):
-        for part in thing:
-            yield from values_in(part)
-    elif isinstance(thing, dict):
-        for part in thing.values():
-            yield from values_in(part)
+    found: list[Value] = []
+    left = [thing]
+    while left:
+        part = left.pop()
+        if isinstance(part, Value):
+            found.append(part)
+        elif isinstance(part, (tuple, list)):
+            left.extend(part)
+        elif isinstance(part, dict):
+            left.extend(part.values())
+    return found
 
 
 def resolve(thing: Any) -> Any:
@@ -106,7 +109,7 @@ class Queue:
 
     def __init__(self) -> None:
         self._waiting: list[weakref.ref[Node]] = []
-        self.heavy = 0
+        self.flushes = 0
         self.batches: list[int] = []
 
     def submit(self, op: Op, args: Job, serials: Sequence[int]) -> tuple[Value, ...]:
@@ -114,14 +117,13 @@ class Queue:
         values = tuple(Value(None, node, serial) for serial in serials)
         node.values = [weakref.ref(value) for value in values]
         self._waiting.append(weakref.ref(node))
-        self.heavy += op.heavy
         return values
 
     def flush(self) -> None:
-        """Runs everything that somebody still waits for, in waves: all light jobs that are ready, else all heavy ones."""
+        """Runs everything that somebody still waits for, in waves: light jobs that are ready, else heavy ones."""
         nodes = [node for ref in self._waiting if (node := ref()) is not None]
         self._waiting.clear()
-        self.heavy = 0
+        self.flushes += 1
         missing, dependents = _dependencies(nodes)
         ready = {True: [], False: []}  # type: dict[bool, list[Node]]
         for node in nodes:

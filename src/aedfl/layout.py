@@ -90,7 +90,7 @@ class Layout:
 
     def batched_views(self, stack: Tensor) -> dict[str, Tensor]:
         """The parameters of vectors [N, size] as named tensors [N, ...]."""
-        return {e.name: stack[:, e.offset : e.end].unflatten(1, e.shape or (1,)) for e in self.entries if e.trainable}
+        return {e.name: stack[:, e.offset : e.end].reshape(-1, *e.shape) for e in self.entries if e.trainable}
 
     def collect(self, named: dict[str, Tensor], buffers: Tensor) -> Tensor:
         """The part of the vector behind the trainable one, after a forward pass that may have changed it."""

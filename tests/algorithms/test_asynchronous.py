@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import exp, hypot, log, sqrt
 
 import pytest
@@ -110,21 +111,29 @@ def test_port_weighs_by_staleness_and_by_the_direction_of_the_change() -> None:
     differs = False
     for number, row in enumerate(run.server):
         w, merged = versions[-1], row.metric("merged")
-        changes = [change(versions[number - age], centres[k]) for k, age in merged]
-
-        def weights(starts: list[list[float]], merged: list[tuple[int, int]] = merged) -> list[float]:
-            alike = [cosine(d, minus(w, start)) for d, start in zip(changes, starts, strict=True)]
-            raw = [samples[k] * (3 * 5 / (age + 5) + (c + 1) / 2) for (k, age), c in zip(merged, alike, strict=True)]
-            return [r / sum(raw) for r in raw]
-
-        right = weights([versions[number - age] for _, age in merged])
-        wrong = weights([versions[max(0, number - 2)] if age else w for _, age in merged])
+        starts = [versions[number - age] for _, age in merged]
+        changes = [change(start, centres[k]) for (k, _), start in zip(merged, starts, strict=True)]
+        second = [versions[max(0, number - 2)] if age else w for _, age in merged]
+        right, wrong = (port_weights(w, changes, given, merged, samples) for given in (starts, second))
         assert row.metric("weights") == pytest.approx(right, rel=1e-4)
         differs |= right != pytest.approx(wrong, abs=0.01)
         versions.append(plus(w, mix(changes, right)))
         assert row.w == pytest.approx(versions[-1], rel=1e-4, abs=1e-5)
     assert differs
     assert max(age for row in run.server for _, age in row.metric("merged")) >= 3
+
+
+def port_weights(
+    w: list[float],
+    changes: list[list[float]],
+    starts: list[list[float]],
+    merged: list[tuple[int, int]],
+    samples: list[int],
+) -> list[float]:
+    """With S = 5, a = 3, b = 1."""
+    alike = [cosine(d, minus(w, start)) for d, start in zip(changes, starts, strict=True)]
+    raw = [samples[k] * (3 * 5 / (age + 5) + (c + 1) / 2) for (k, age), c in zip(merged, alike, strict=True)]
+    return [r / sum(raw) for r in raw]
 
 
 def cosine(left: list[float], right: list[float]) -> float:
@@ -186,7 +195,7 @@ def test_fedsa_enters_the_second_stage_when_the_loss_falls_slowly() -> None:
     """Two clients that pull apart: the loss settles, and from then on a local update takes half of its four epochs."""
     run = play("fedsa", [LEFT, RIGHT], seconds=[1.0, 1.7], plan=FOUR, until=40.0)
     times = [row.time for row in run.device(0)]
-    lengths = [later - earlier - 2 * LATENCY for earlier, later in zip(times[:-1], times[1:], strict=True)]
+    lengths = [later - earlier - 2 * LATENCY for earlier, later in pairwise(times)]
     assert lengths[0] == pytest.approx(1.0)
     assert lengths[-1] == pytest.approx(0.5)
     switch = next(i for i, seconds in enumerate(lengths) if seconds < 0.9)

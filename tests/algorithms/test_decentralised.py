@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aedfl.algorithms import dispfl
+from aedfl.algorithms import ad_psgd, dispfl
 from aedfl.layout import Layout
 from aedfl.randomness import generator
 from aedfl.sim.network import Links
@@ -45,7 +45,7 @@ def test_ad_psgd_that_ask_each_other_both_get_the_average() -> None:
 
 
 def test_ad_psgd_answers_while_it_trains() -> None:
-    """Device 0 takes 1 s, device 1 takes 4.4 s. The change of 1 is that of its snapshot, added to what it is by then."""
+    """Device 0 takes 1 s, device 1 takes 4.4 s. The change of 1 is that of its snapshot, added to what it is then."""
     run = play("ad-psgd", CENTRES[:2], seconds=[1.0, 4.4], until=6.5)
     slow = 4.4 * AVERAGE
     step = 1.0 + 2 * LATENCY + slow + AVERAGE
@@ -56,9 +56,10 @@ def test_ad_psgd_answers_while_it_trains() -> None:
     assert run.device(0)[0].w == pytest.approx(x0)
     x0, x1 = plus(mix([x0, x1], [0.5, 0.5]), change(x0, 0)), mix([x0, x1], [0.5, 0.5])
     assert run.device(0)[1].w == pytest.approx(x0)
-    # At 4.4 device 1 asks; device 0 trains and answers at once; only then device 1 adds its change from the start.
+    # At 4.4 device 1 asks; device 0 is adding its own change when the question comes, and averages again after that;
+    # only then device 1 adds its change, which is that of its start.
     x0, x1 = mix([x0, x1], [0.5, 0.5]), plus(mix([x0, x1], [0.5, 0.5]), change(list(START), 1))
-    assert run.device(1)[0].time == pytest.approx(4.4 + 2 * LATENCY + AVERAGE + slow)
+    assert run.device(1)[0].time == pytest.approx(4.4 + 2 * LATENCY + 2 * AVERAGE + slow)
     assert run.device(1)[0].w == pytest.approx(x1)
 
 
@@ -83,14 +84,21 @@ def test_ad_psgd_in_a_circle_of_questions_nobody_waits_for_ever() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_ad_psgd_pairs_agree_whatever_crosses(seed: int) -> None:
-    """Averages keep the sum of all models: with nothing to learn, the models' sum never changes."""
-    six = [*CENTRES, (5.0, 5.0), (2.0, -3.0), (0.0, 1.0)]
+def test_ad_psgd_averages_are_atomic_whatever_crosses(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An average keeps the sum of its two models, so the sum of all is the start's and every change ever applied."""
+    nodes: list[ad_psgd.Node] = []
+    make = ad_psgd.Node
+    monkeypatch.setattr(ad_psgd, "Node", lambda *a, **k: nodes.append(make(*a, **k)) or nodes[-1])
+    six: list[Point] = [*CENTRES, (5.0, 5.0), (2.0, -3.0), (0.0, 1.0)]
     seconds = [1.0, 1.0, 1.1, 1.3, 0.9, 1.0]
     run = play("ad-psgd", six, seconds=seconds, seed=seed, updates=12, topology="ring")
-    assert [len(run.device(device)) for device in range(6)] == [12] * 6
-    met = sum(len(row.metric("merged")) for row in run.rows)
-    assert met > 36
+    changes = [0.0, 0.0]
+    for device, centre in enumerate(six):
+        snapshots = [list(START), *(row.w for row in run.device(device)[:-1])]
+        assert len(snapshots) == 12
+        changes = plus(changes, *(minus(local(w, centre), w) for w in snapshots))
+    assert plus(*(node.model.vector.get().tolist() for node in nodes)) == pytest.approx(changes, abs=1e-4)
+    assert sum(len(row.metric("merged")) for row in run.rows) > 36
 
 
 def test_ad_psgd_does_not_stop_for_a_neighbour_that_left() -> None:
@@ -149,7 +157,8 @@ def test_dispfl_densities_follow_erdos_renyi() -> None:
     shares = dispfl.densities(layout, 0.6)
     left = 0.6 * 58 - 10
     scale = left / (12 + 10)
-    assert shares == pytest.approx({"0.weight": scale * 12 / 32, "0.bias": 1.0, "1.weight": scale * 10 / 16, "1.bias": 1.0})
+    expected = {"0.weight": scale * 12 / 32, "0.bias": 1.0, "1.weight": scale * 10 / 16, "1.bias": 1.0}
+    assert shares == pytest.approx(expected)
     assert sum(shares[e.name] * e.numel for e in layout.entries) == pytest.approx(0.6 * 58)
     assert dispfl.densities(layout, 1.0) == pytest.approx(dict.fromkeys(shares, 1.0))
 

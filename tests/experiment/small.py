@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from aedfl.experiment.config import RunConfig, load, to_toml
+from aedfl.experiment.config import RunConfig, from_toml, load
 from aedfl.experiment.progress import Silent
-from aedfl.experiment.run import Run, claim, drive_all, resume
+from aedfl.experiment.run import Run, claim, drive_all
 from aedfl.experiment.workshop import Workshop
 
 NOSY = str(Path(__file__).parent / "nosy.py")
@@ -17,13 +17,13 @@ RECORD = ("metrics.jsonl", "updates.jsonl", "traffic.json", "model.safetensors")
 
 
 def small(method: str = "aedfl-0", **changes: Any) -> RunConfig:
-    """Six devices learn a few digits in half a second; a checkpoint at every evaluation, messages of three seconds."""
+    """Six devices learn a few digits in half a second of wall time, with a checkpoint at every evaluation."""
     settings: dict[str, Any] = {
         "data": {"name": "digits", "samples": 180, "test_samples": 60},
         "model": {"name": "mlp", "options": {"hidden": [8]}},
         "training": {"epochs": 1, "batch_size": 10, "lr": 0.05, "momentum": 0.5},
-        "fleet": {"fastest": 1.0, "slowest": 5.0},
-        "links": {"latency": 0.5, "loss": 0.05},
+        "fleet": {"fastest": 0.4, "slowest": 2.0},
+        "links": {"latency": 0.3, "loss": 0.05},
         "stop": {"virtual_seconds": 30.0},
         "evaluation": {"every": 2.0, "local_samples": 40},
         "record": {"checkpoint_seconds": 1e-9, "keep_checkpoints": 3},
@@ -51,8 +51,6 @@ def simple_run(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def interrupted(folder: Path, flushes: int, workshop: Workshop | None = None) -> bool:
     """Goes on with a run for so many flushes and drops it there; true if it got to its end before."""
-    from aedfl.experiment.config import from_toml
-
     workshop = workshop or Workshop()
     one = Run(from_toml((folder / "config.toml").read_text()), workshop, folder, Silent())
     steps = one.drive()
@@ -65,4 +63,7 @@ def interrupted(folder: Path, flushes: int, workshop: Workshop | None = None) ->
     return False
 
 
-__all__ = ["NOSY", "interrupted", "record", "resume", "simple_run", "small", "to_toml"]
+def pruning() -> RunConfig:
+    """AEDFL with all of its modules, pruning early, so that there are decisions which follow from values read."""
+    early = {"prune_start": 2, "prune_every": 2, "prune_end": 6, "probes": 2, "lanczos_steps": 4}
+    return small("aedfl", hyper=early, stop={"virtual_seconds": 150.0}, evaluation={"every": 10.0})

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from aedfl.errors import UserError
 from aedfl.models import build, count_macs, lenet5
 from aedfl.sparsity import ChannelGroups, shrink
 
@@ -163,6 +164,39 @@ def test_what_cannot_be_taken_out_is_not_offered() -> None:
     assert set(groups.skipped) == {"to_input", "before", "fixed", "normed", "out"}
     assert "LayerNorm" in groups.skipped["normed"]
     assert groups.skipped["fixed"] == "taking its channels out changes the outputs"
+
+
+class Recurrent(nn.Module):
+    """An LSTM and attention between layers that can be pruned; an activation with one slope for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act = nn.Linear(4, 6), nn.PReLU()
+        self.lstm, self.attention = nn.LSTM(6, 8, batch_first=True), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.last, self.out, self.end = nn.Linear(8, 5), nn.Linear(5, 2), nn.PReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lstm(self.act(self.first(x)))[0]
+        x = self.attention(x, x, x)[0]
+        y: Tensor = self.out(self.end(self.last(x.mean(1))))
+        return y
+
+
+def test_recurrent_and_attention_layers_stay_whole() -> None:
+    groups = ChannelGroups.of(Recurrent(), torch.zeros(1, 3, 4))
+    assert list(groups.layers) == ["last"]
+    assert "LSTM" in groups.skipped["first"]
+
+
+def test_a_misfit_is_said_in_one_sentence() -> None:
+    with pytest.raises(UserError, match="Linear cannot be traced for pruning"):
+        ChannelGroups.of(nn.Linear(3, 2), torch.zeros(1, 4))
+
+
+@torch.no_grad()
+def test_works_where_gradients_are_switched_off(made) -> None:
+    case = made("cnn")
+    assert ChannelGroups.of(case.module, case.x[:1]).layers == case.groups.layers
 
 
 def test_nothing_to_prune() -> None:

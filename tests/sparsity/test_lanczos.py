@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.func import hessian
+from torch.func import hessian, vmap
 
 from aedfl.sparsity import Spectrum, curvature, density, lanczos, mean_spectrum, rademacher
 
@@ -57,6 +57,15 @@ def test_several_starts_are_each_alone() -> None:
     together = lanczos(lambda v: v @ matrix, starts, 6)
     for row in range(3):
         torch.testing.assert_close(together.values[row], lanczos(lambda v: v @ matrix, starts[row], 6).values)
+
+
+def test_many_devices_at_once() -> None:
+    matrices, starts = torch.stack([symmetric(20, 0), symmetric(20, 1)]), rademacher(3, (2, 20)).double()
+    together = vmap(lambda matrix, start: lanczos(lambda v: v @ matrix, start, 6))(matrices, starts)
+    for row in range(2):
+        alone = lanczos(lambda v, row=row: v @ matrices[row], starts[row], 6)
+        torch.testing.assert_close(together.values[row], alone.values)
+        torch.testing.assert_close(together.residuals[row], alone.residuals)
 
 
 def test_extremes_of_a_networks_spectrum(tiny) -> None:

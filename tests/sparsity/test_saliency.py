@@ -127,7 +127,7 @@ def minimise(g: Tensor, h: Tensor, m: Tensor, gone: Tensor) -> float:
         return float(loss.detach())
 
     optimizer.step(closure)
-    return float(value())
+    return float(value().detach())
 
 
 def closed_form(g: Tensor, h: Tensor, m: Tensor, p: Tensor) -> float:

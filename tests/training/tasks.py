@@ -89,9 +89,7 @@ PLANS = {
     "momentum": Plan(batch_size=4, momentum=0.9, weight_decay=0.01),
     "proximal": Plan(batch_size=4, proximal=0.3),
     "clipped": Plan(batch_size=4, clip_norm=0.1, probe=True),
-    "everything": Plan(
-        batch_size=4, momentum=0.8, weight_decay=0.01, proximal=0.3, clip_norm=0.5, probe=True
-    ),
+    "everything": Plan(batch_size=4, momentum=0.8, weight_decay=0.01, proximal=0.3, clip_norm=0.5, probe=True),
 }
 
 

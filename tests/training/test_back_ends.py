@@ -45,9 +45,7 @@ def test_batched_training_equals_sequential_training(name: str, plan: str) -> No
 def test_batched_training_equals_sequential_training_under_masks(name: str, structured: bool) -> None:
     task = built_in(name)
     given = with_masks(task, anchored(jobs(task)), structured)
-    one, other = (
-        trainer(task).train(PLANS["everything"], given) for trainer in (SequentialTrainer, BatchedTrainer)
-    )
+    one, other = (trainer(task).train(PLANS["everything"], given) for trainer in (SequentialTrainer, BatchedTrainer))
     assert_close(one, other, tolerance(name))
     for result, job in zip(other, given, strict=True):
         if job.mask is not None:

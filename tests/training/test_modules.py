@@ -29,7 +29,9 @@ def norm_net() -> nn.Module:
 
 
 def dropout_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 16), nn.Dropout(0.3), nn.Linear(16, 4))
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 16), nn.Dropout(0.3), nn.Linear(16, 4)
+    )
 
 
 # Batch statistics -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import sys
 from pathlib import Path
 
 from ..context import Method
@@ -13,17 +14,22 @@ from . import (
     aedfl,
     aso_fed,
     dispfl,
+    fedap,
     fedavg,
     fedbuff,
     fednova,
     fedprox,
     fedsa,
+    hap,
+    hrank,
     port,
     safa,
     sageflow,
 )
 
-_BASELINES = (fedavg, fedprox, fednova, safa, sageflow, fedsa, aso_fed, port, fedbuff, ad_psgd, dispfl)
+_BASELINES = (
+    fedavg, fedprox, fednova, safa, sageflow, fedsa, aso_fed, port, fedbuff, ad_psgd, dispfl, hrank, fedap, hap,
+)  # fmt: skip
 
 METHODS: dict[str, Method] = {
     method.name: method for method in (*aedfl.VARIANTS, *(module.METHOD for module in _BASELINES))
@@ -42,10 +48,12 @@ def get(name: str) -> Method:
 
 
 def _from_file(path: Path) -> Method:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"aedfl_method_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UserError(f"method file {path} does not exist")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     method = getattr(module, "METHOD", None)
     if not isinstance(method, Method):

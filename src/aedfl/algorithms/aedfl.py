@@ -113,6 +113,8 @@ class State:
     judged: tuple[Value, Value] | None = None
     """Loss and gradient of the last merge's result on held-out data."""
     rate: float = 0.0
+    slots: tuple[int, ...] = ()
+    """The in-neighbours that `control` and `seen` are about."""
 
     @classmethod
     def begin(cls, ctx: Context, hyper: Hyper) -> State:
@@ -126,6 +128,7 @@ class State:
             largest=known(torch.zeros(())),
             seen=known(torch.zeros(slots, dtype=torch.int64)),
             since=known(torch.zeros((), dtype=torch.int64)),
+            slots=ctx.in_neighbours,
         )
 
 
@@ -141,6 +144,7 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
     """Train, learn, select, weigh and merge, prune, send; again and again."""
     state = State(**saved) if (saved := ctx.restore()) else State.begin(ctx, hyper)
     while ctx.running:
+        await follow(ctx, state)
         trained = await ctx.train(state.model, replace(ctx.plan(), probe=hyper.learns or hyper.pruning))
         if hyper.pruning:
             (state.largest,) = await ctx.compute(
@@ -158,11 +162,24 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
         ctx.save(vars(state))
 
 
+async def follow(ctx: Context, state: State) -> None:
+    """When neighbours have come or gone, those that stay keep what was learned about them."""
+    if state.slots == ctx.in_neighbours:
+        return
+    (own, *control), seen = await ctx.read(state.control, state.seen)
+    known = dict(zip(state.slots, zip(control, seen, strict=True), strict=True))
+    now = [known.get(source, (1.0, 0)) for source in ctx.in_neighbours]
+    state.control = ctx.known(torch.tensor([own, *(weight for weight, _ in now)]))
+    state.seen = ctx.known(torch.tensor([version for _, version in now], dtype=torch.int64))
+    state.cache = {source: entry for source, entry in state.cache.items() if source in ctx.in_neighbours}
+    state.slots, state.last, state.judged = ctx.in_neighbours, None, None
+
+
 def receive(ctx: Context, state: State) -> None:
     """Every cache entry is replaced as a whole by the newest model that has come from that neighbour."""
     for message in ctx.receive():
         source, given = message.source, message.fields
-        if source not in ctx.in_neighbours:
+        if message.kind != "model" or source not in ctx.in_neighbours:
             continue
         state.versions[source] = state.versions.get(source, 0) + 1
         state.cache[source] = Cached(
@@ -242,7 +259,7 @@ def pruning_due(update: int, start: int, every: int) -> bool:
 
 async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> dict[str, Any]:
     """Section Sparse Training: at certain updates, score all units, take the lowest out, let others come back."""
-    if pruning_due(ctx.update, hyper.prune_start, hyper.prune_every):
+    if ctx.task.groups.count and pruning_due(ctx.update, hyper.prune_start, hyper.prune_every):
         limit = cap(ctx.update, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
         rates = [0.0 if (entry := state.cache.get(source)) is None else entry.rate for source in ctx.in_neighbours]
         budget = Budget(hyper.hessian_samples, hyper.probes, steps=hyper.lanczos_steps)

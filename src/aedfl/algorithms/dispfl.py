@@ -108,9 +108,9 @@ def regrow(size: Tensor, mask: Tensor, slope: Tensor, share: float) -> Tensor:
 def kept_size(task: Task, shares: dict[str, float]) -> Size:
     """What a device trains and sends at these densities, which never change."""
     x, _ = task.gather(torch.arange(1))
-    macs = sum(count * shares.get(f"{name}.weight".lstrip("."), 1.0) for name, count in layer_macs(task.module, x).items())
+    macs = {f"{name}.weight".lstrip("."): count for name, count in layer_macs(task.module, x).items()}
     kept = sum(int(shares[e.name] * e.numel) if e.trainable else e.numel for e in task.layout.entries)
-    return Size(kept, macs)
+    return Size(kept, sum(count * shares.get(name, 1.0) for name, count in macs.items()))
 
 
 def first_mask(ctx: Context, shares: dict[str, float]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import listing, reporting, running
+from . import deploy, listing, reporting, running
 from .outcome import console, tidy
 
 EXAMPLES = """\
@@ -56,6 +56,7 @@ app.command("presets")(tidy(listing.presets))
 app.command("methods")(tidy(listing.methods))
 app.command("datasets")(tidy(listing.datasets))
 app.command("topology")(tidy(listing.topology))
+deploy.register(app)
 
 
 def main() -> None:

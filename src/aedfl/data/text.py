@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 PAD, UNKNOWN = 0, 1
 RESERVED = ("<pad>", "<unknown>")
-VOCABULARY = 20_000
+VOCABULARY = 8_000
 LENGTH = 256
 
 _BREAK = re.compile(r"<br\s*/?>")

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..data import from_user
+from ..errors import UserError
 from ..task import Loss
 from .config import RunConfig, load
 from .progress import Live, Progress, Silent
@@ -55,11 +56,14 @@ def simulate(
     `torch.utils.data.Dataset`, a pair of arrays, or a Parquet file; or `train` is the name of a data set.
     `loss(output, target)` and `metric(output, target)` default to cross-entropy and accuracy for integer
     targets, and to the squared error for others. Further `settings` are sections or dotted keys of a run's
-    config: `training={"lr": 0.1}`, `topology={"kind": "ring"}`. With `out`, a run folder is written too.
+    config: `training={"lr": 0.1}`, `topology={"kind": "ring"}`; `model_options={"hidden": [32]}` are those of a
+    built-in model. With `out`, a run folder is written too.
     """
     if virtual_seconds is None and updates is None:
         virtual_seconds = 120.0
     named = isinstance(train, str) and test is None
+    if not named and test is None:
+        raise UserError("test data are missing: `train` is not the name of a data set, so `test` must be given too")
     own = Own(
         module=model if isinstance(model, nn.Module) else None,
         dataset=None if named else from_user(train, test),
@@ -73,7 +77,7 @@ def simulate(
         devices=devices,
         seed=seed,
         data={"name": train if named else "own", **settings.pop("data", {})},
-        model={"name": model if isinstance(model, str) else "own", **settings.pop("model_options", {})},
+        model={"name": model if isinstance(model, str) else "own", "options": settings.pop("model_options", {})},
         stop={"virtual_seconds": virtual_seconds, "updates": updates, **settings.pop("stop", {})},
         **settings,
     )

@@ -74,3 +74,54 @@ def _figures(now: float, total: float | None, accuracy: float | None, updates: i
     of = f"/{total:,.0f}" if total is not None else ""
     measured = f"{accuracy:.4f}" if accuracy is not None else "–"
     return f"{now:,.0f}{of} s · accuracy {measured} · {updates:,} updates · {rate:,.0f}/s ·"
+
+
+class Together:
+    """Several runs that advance at once, shown as one: virtual seconds and updates are sums over them."""
+
+    def __init__(self, progress: Progress, runs: int) -> None:
+        self._progress = progress
+        self._runs = runs
+        self._stands: dict[int, tuple[float, int, float]] = {}
+        self._accuracies: dict[int, float | None] = {}
+        self._ended = 0
+
+    def one(self) -> Progress:
+        """What the next run tells."""
+        return _One(self, len(self._stands))
+
+    def tell(self, number: int, stand: tuple[float, int, float], accuracy: float | None) -> None:
+        self._stands[number] = stand
+        self._accuracies[number] = accuracy
+        known = [value for value in self._accuracies.values() if value is not None]
+        times, updates, rates = zip(*self._stands.values(), strict=True)
+        best = max(known, default=None)
+        self._progress.advance(sum(times), best, sum(updates), sum(rates))
+
+    def begin(self, number: int, total: float | None) -> None:
+        self._stands[number] = (0.0, 0, 0.0)
+        if number == 0:
+            self._progress.start(f"{self._runs} runs, best", None if total is None else total * self._runs)
+
+    def end(self) -> None:
+        self._ended += 1
+        if self._ended == self._runs:
+            self._progress.finish()
+
+
+class _One:
+    """One run's voice in `Together`."""
+
+    def __init__(self, all_runs: Together, number: int) -> None:
+        self._all = all_runs
+        self._number = number
+        all_runs._stands[number] = (0.0, 0, 0.0)
+
+    def start(self, label: str, total_virtual: float | None) -> None:
+        self._all.begin(self._number, total_virtual)
+
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
+        self._all.tell(self._number, (virtual_time, updates, updates_per_second), accuracy)
+
+    def finish(self) -> None:
+        self._all.end()

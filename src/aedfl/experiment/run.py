@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -18,12 +18,18 @@ from ..sim.context import SimContext
 from . import checkpoint
 from .config import RunConfig, config_hash, from_toml, to_toml
 from .measure import Measure
-from .progress import Progress, Silent
+from .progress import Progress, Silent, Together
 from .record import Record, read_rows
 from .summary import summarise
 from .workshop import Rows, Workshop
 
+if TYPE_CHECKING:
+    from ..report.trackers import Trackers
+
 Summary = dict[str, Any]
+
+AT_ONCE = 24
+"""Runs of a comparison that are advanced together; more would share batches no better and hold more memory."""
 
 
 class Run:
@@ -45,6 +51,7 @@ class Run:
         self._resume_at: tuple[checkpoint.Position, Path] | None = None
         if folder is not None:
             self._resume_at = checkpoint.latest(folder, self.fingerprint)
+        self.trackers = _trackers(config, folder)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -100,6 +107,8 @@ class Run:
         """One row of metrics; true if a stop condition holds."""
         row = self.measure()
         self.record.add("metrics", row)
+        if self.trackers is not None:
+            self.trackers.log(row)
         self.record.settle()
         elapsed = max(1e-9, time.monotonic() - self._began)
         self.progress.advance(row["time"], row["accuracy"], row["updates"], row["updates"] / elapsed)
@@ -128,6 +137,8 @@ class Run:
         self.summary = summarise(self.config, self.record.read("metrics"), self.task.metric_name, self.wall())
         if self.folder is not None:
             self._write(self.folder)
+        if self.trackers is not None:
+            self.trackers.close()
         self.record.close()
 
     def final_model(self) -> nn.Module:
@@ -152,6 +163,14 @@ class Run:
         checkpoint.save(weights, folder / "model.safetensors")
         _dump(folder / "summary.json", self.summary)
         shutil.rmtree(checkpoint.folder(folder), ignore_errors=True)
+
+
+def _trackers(config: RunConfig, folder: Path | None) -> Trackers | None:
+    if folder is None or not config.record.trackers:
+        return None
+    from ..report.trackers import make_trackers
+
+    return make_trackers(config.record.trackers, folder, config.model_dump())
 
 
 def _batch_sizes(batches: list[int]) -> dict[str, float]:
@@ -197,6 +216,8 @@ def resume(path: Path, progress: Progress | None = None, workshop: Workshop | No
     if not file.is_file():
         raise UserError(f"{path} is not a run folder: {file} does not exist")
     if (path / "summary.json").is_file():
+        if not (path / "report.html").exists():
+            _report([path], path / "report.html")
         summary: Summary = json.loads((path / "summary.json").read_text())
         return summary
     config = from_toml(file.read_text(), str(file))
@@ -224,6 +245,13 @@ def claim(out: Path, config: RunConfig, force: bool) -> None:
     (out / "config.toml").write_text(to_toml(config))
 
 
+def _same(folder: Path, config: RunConfig) -> None:
+    """A comparison goes on only with the runs it was begun with."""
+    file = folder / "config.toml"
+    if config_hash(from_toml(file.read_text(), str(file))) != config_hash(config):
+        raise UserError(f"{file} is of another comparison than the one to go on with; choose another --out")
+
+
 def _report(folders: list[Path], out: Path) -> None:
     from ..report import write_report
 
@@ -238,10 +266,13 @@ def compare(
     folders = [out / f"{Path(config.method).stem}-seed{config.seed}" for config in configs]
     for folder, config in zip(folders, configs, strict=True):
         if resume and (folder / "config.toml").exists():
-            continue
-        claim(folder, config, force=False)
+            _same(folder, config)
+        else:
+            claim(folder, config, force=False)
     left = [(f, c) for f, c in zip(folders, configs, strict=True) if not (f / "summary.json").exists()]
-    runs = [Run(config, workshop, folder, Silent()) for folder, config in left]
-    drive_all(runs, workshop)
+    shared = Together(progress or Silent(), len(left))
+    for begin in range(0, len(left), AT_ONCE):
+        part = left[begin : begin + AT_ONCE]
+        drive_all([Run(config, workshop, folder, shared.one()) for folder, config in part], workshop)
     _report(folders, out / "report.html")
     return [json.loads((folder / "summary.json").read_text()) for folder in folders]

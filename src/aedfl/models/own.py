@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -16,10 +17,11 @@ from aedfl.errors import UserError
 
 
 def _file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"aedfl_model_{path.stem}", path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise UserError(f"model file {str(path)!r} does not exist")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

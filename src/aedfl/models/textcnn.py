@@ -29,7 +29,7 @@ def textcnn(
     classes: int = 2,
     tokens: int = 256,
     *,
-    vocabulary: int = 10_000,
+    vocabulary: int = 20_000,
     embedding: int = 50,
     filters: int = 32,
 ) -> TextCNN:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..context import Context, Message, Model, Size, Spawned, State, Trained
+from ..context import SERVER, Context, Message, Model, Size, Spawned, State, Trained
 from ..graph import Op, Value, resolve
 from ..randomness import generator
 from ..sim.work import plain
@@ -33,6 +33,11 @@ class Keeper(Protocol):
     """Where state goes; never waits."""
 
     def save(self, snapshot: Any) -> None: ...
+
+    def keep(self, message: Message) -> None:
+        """A message has arrived; it survives a crash until it is dropped."""
+
+    def drop(self, message: Message) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,10 @@ class NetContext(Context):
         self.devices = 1
         self.update = 0
         self.stopped = False
+        self.devices_done = False
+        """For a server: every device has ended its program, and what it sent has arrived."""
         self.model: Model | None = None
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(keeper.drop)
         self.observer: Observer = lambda *_: None
         self.failure: asyncio.Future[None] | None = None
         self._outbox, self._keeper = outbox, keeper
@@ -85,7 +92,7 @@ class NetContext(Context):
         self._saved: dict[str, Any] | None = None
         self._since = clock.now
         self._neighbours: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
-        self._next_neighbours = self._neighbours
+        self._next_neighbours: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._tasks: set[asyncio.Task[None]] = set()
         self._training = ThreadPoolExecutor(1, "training")
         self._light = ThreadPoolExecutor(1, "compute")
@@ -99,6 +106,8 @@ class NetContext(Context):
         part = self.part
         if self.stopped or (part.seconds is not None and self.now >= part.seconds):
             return False
+        if self.index == SERVER:
+            return not self.devices_done or bool(self.mailbox.messages)
         return part.updates is None or self.update < part.updates
 
     @property
@@ -166,6 +175,7 @@ class NetContext(Context):
 
     def deliver(self, message: Message) -> None:
         """A whole message has arrived and fits."""
+        self._keeper.keep(message)
         self.mailbox.deliver(message)
 
     def receive(self) -> list[Message]:
@@ -209,8 +219,12 @@ class NetContext(Context):
         mine = {"index": self.index, "update": self.update, "trainings": self._trainings, "now": self.now}
         return {**mine, "model": self.model, "program": self._saved}
 
-    def revive(self, snapshot: dict[str, Any]) -> None:
-        """Takes up what an earlier process of this device left on the disk."""
+    def revive(self, snapshot: dict[str, Any] | None, messages: Sequence[Message]) -> None:
+        """Takes up what an earlier process of this device left on the disk, and what it had not taken yet."""
+        self.mailbox.messages.extend(messages)
+        if snapshot is None:
+            return
+        self.clock.at_least(snapshot["now"])
         self.update, self._trainings = snapshot["update"], snapshot["trainings"]
         self.model, self._saved = snapshot["model"], snapshot["program"]
 

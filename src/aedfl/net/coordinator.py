@@ -79,11 +79,13 @@ class Coordinator:
         beat: float = 2.0,
         forget: float = 3600.0,
         wait_for: int | None = None,
+        with_server: bool = False,
     ) -> None:
         self.folder, self.security, self.beat, self.forget = folder, security, beat, forget
         self.ledger = Ledger(folder / "ledger.sqlite")
         self.config = self._settle(config)
         self.run = self.ledger.get("run")
+        self.with_server = with_server
         self.wait_for = self.config.devices if wait_for is None else wait_for
         self.clock = Clock()
         self.clock.at_least(float(self.ledger.get("elapsed", "0")))
@@ -231,8 +233,9 @@ class Coordinator:
         self.epoch += 1
         self.ledger.set("epoch", str(self.epoch))
         self._graph = self._draw()
-        joined = sum(not each.left for each in self._entries.values() if each.index != SERVER)
-        if not self.clock.begun and joined >= self.wait_for:
+        ready = {each.index for each in self._entries.values() if each.address and not each.left}
+        served = not self.with_server or SERVER in ready
+        if not self.clock.begun and served and len(ready - {SERVER}) >= self.wait_for:
             self.clock.begin()
             self.ledger.set("begun", "yes")
 
@@ -301,7 +304,7 @@ class Coordinator:
     def _view(self, entry: Entry, epoch: int, revoked: int) -> View:
         view = View(
             epoch=self.epoch, elapsed=self.clock.now, begun=self.clock.begun, over=self.over, left=entry.left,
-            devices=self.devices,
+            devices=self.devices, devices_done=self._devices_done(),
         )  # fmt: skip
         if epoch != self.epoch:
             sources, targets = self._graph.neighbours(entry.index)
@@ -354,8 +357,11 @@ class Coordinator:
         server = next((entry for entry in self._entries.values() if entry.index == SERVER), None)
         if server is not None:
             return server.finished
-        there = [entry for entry in self._entries.values() if not entry.left]
-        return bool(there) and all(entry.finished for entry in there)
+        return self._devices_done()
+
+    def _devices_done(self) -> bool:
+        there = [entry for entry in self._entries.values() if not entry.left and entry.index != SERVER]
+        return self.clock.begun and all(entry.finished for entry in there)
 
 
 def _same_protocol(number: int) -> None:

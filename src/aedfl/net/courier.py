@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 WAITING = 1024
 """Messages without a model that may wait for one receiver."""
+MODELS, MODEL_BYTES = 16, 64 << 20
+"""Models of a kind that may wait for a receiver that takes them; of one that does not, only the newest waits."""
 STALL = 30.0
 """Seconds without progress after which a transfer is given up and begun anew."""
 BACKOFF = (0.2, 10.0)
@@ -52,6 +55,7 @@ class Parcel:
     model: Model | None
     fields: dict[str, Any]
     number: int
+    since: float
 
 
 class Courier:
@@ -65,14 +69,20 @@ class Courier:
         stamp: Callable[[int], wire.Stamp],
         layout: bytes,
         counters: Counters,
+        lifetime: float = 600.0,
     ) -> None:
         self.target, self._find, self._security = target, find, security
         self._stamp, self._layout, self._counters = stamp, layout, counters
         self._queue: deque[Parcel] = deque()
         self._number = 0
+        self._failures = 0
+        self._current: Parcel | None = None
+        self.lifetime = lifetime
+        """Seconds that a message may wait for a receiver that cannot be reached."""
         self._wake = asyncio.Event()
         self.empty = asyncio.Event()
         """Set while nothing waits to be sent."""
+        self._moved = asyncio.Event()
         self._place: tuple[str, str] | None = None
         self._channel: grpc.aio.Channel | None = None
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -83,12 +93,19 @@ class Courier:
         """Queues a message behind the others, in place of an older model of the same kind."""
         self._number += 1
         if model is not None:
-            self._drop([parcel for parcel in self._queue if parcel.model is not None and parcel.kind == kind])
+            room = 1 if self._failures else max(1, min(MODELS, MODEL_BYTES // max(1, model.vector.get().nbytes)))
+            self._drop(self._models(kind)[: -room + 1 or None])
         elif len(others := [parcel for parcel in self._queue if parcel.model is None]) >= WAITING:
             self._drop(others[:1])
-        self._queue.append(Parcel(kind, model, fields, self._number))
+        now = asyncio.get_running_loop().time()
+        self._queue.append(Parcel(kind, model, fields, self._number, now))
         self.empty.clear()
         self._wake.set()
+
+    def _models(self, kind: str) -> list[Parcel]:
+        """Those that wait; the one that is on its way is not among them."""
+        waiting = (parcel for parcel in self._queue if parcel is not self._current)
+        return [parcel for parcel in waiting if parcel.model is not None and parcel.kind == kind]
 
     def _drop(self, parcels: list[Parcel]) -> None:
         for parcel in parcels:
@@ -96,34 +113,45 @@ class Courier:
             self._counters.messages_lost += 1
 
     async def _run(self) -> None:
-        failures = 0
         while True:
             while not self._queue:
                 self._wake.clear()
                 self.empty.set()
                 await self._wake.wait()
-            parcel = self._queue[0]
+            parcel = self._current = self._queue[0]
             try:
                 settled = await self._deliver(parcel)
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # whatever it was, it must cost this receiver only
                 settled = False
-                if not failures:
+                if not self._failures:
                     log.info(f"cannot reach device {self.target}: {_reason(error)}", extra={"event": "unreachable"})
+            self._current = None
             if settled:
-                failures = 0
+                self._failures = 0
                 if parcel in self._queue:
                     self._queue.remove(parcel)
             else:
-                failures += 1
-                await self._pause(failures)
+                self._failures += 1
+                self._thin_out()
+                await self._pause(self._failures)
+
+    def _thin_out(self) -> None:
+        """The receiver is slow or dead: only the newest model of each kind waits for it, and nothing for ever."""
+        for kind in {parcel.kind for parcel in self._queue if parcel.model is not None}:
+            self._drop(self._models(kind)[:-1])
+        limit = asyncio.get_running_loop().time() - self.lifetime
+        self._drop([parcel for parcel in self._queue if parcel.since <= limit])
 
     async def _pause(self, failures: int) -> None:
         """Doubles from try to try; a little by chance, so that not all come back at the same moment."""
         first, most = BACKOFF
         jitter = generator("backoff", self.target, failures, id(self)).uniform(0.5, 1.0)
-        await asyncio.sleep(min(most, first * 2.0 ** min(failures, 10)) * float(jitter))
+        self._moved.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(most, first * 2.0 ** min(failures, 10)) * float(jitter)):
+                await self._moved.wait()
 
     async def _deliver(self, parcel: Parcel) -> bool:
         """True when nothing more can be done for this message; false to try again."""
@@ -179,6 +207,11 @@ class Courier:
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
+
+    def moved(self) -> None:
+        """The receiver may be somewhere else now: worth another try at once."""
+        if self._find(self.target) is not None:
+            self._moved.set()
 
     def reconnect(self) -> None:
         """Own certificate renewed: the next message goes over a new connection."""

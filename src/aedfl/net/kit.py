@@ -45,6 +45,8 @@ class Kit:
     evaluator: Evaluator
     rows: Rows | None = None
     """Everybody's shares, where the data are a public set that is dealt out by index."""
+    public: bool = False
+    """A server's own file of public samples."""
     test_rows: Indices = field(default_factory=lambda: _NONE)
 
     def part(self, index: int) -> Part:
@@ -60,7 +62,9 @@ class Kit:
         )  # fmt: skip
 
     def _own(self, index: int) -> tuple[Indices, Indices]:
-        if index == SERVER:
+        if index == SERVER and self.rows is not None:
+            return self.rows.public, _NONE
+        if index == SERVER and not self.public:
             return _NONE, _NONE
         if self.rows is None:
             every = np.arange(len(self.task.dataset.train))
@@ -122,7 +126,7 @@ def blank(config: RunConfig, model: str | None = None, shape: Sequence[int] = ()
 def _kit(config: RunConfig, dataset: Dataset, model: str | None, rows: Rows | None, tested: Indices) -> Kit:
     module = _module(config, dataset, model)
     task = Task(module, dataset)
-    return Kit(config, task, task.layout.flatten(module), Evaluator(task), rows, tested)
+    return Kit(config, task, task.layout.flatten(module), Evaluator(task), rows, test_rows=tested)
 
 
 def _module(config: RunConfig, dataset: Dataset, model: str | None) -> nn.Module:

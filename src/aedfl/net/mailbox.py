@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..context import Message
@@ -29,8 +30,10 @@ class Waiter:
 class Mailbox:
     """Messages in order of arrival; waiting coroutines are served in the order they began to wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: Callable[[Message], None] = lambda _: None) -> None:
         self.messages: deque[Message] = deque()
+        self._taken = taken
+        """Told of every message that leaves the box."""
         self.waiters: list[Waiter] = []
         self.dropped = 0
 
@@ -53,19 +56,28 @@ class Mailbox:
         alike = [m for m in self.messages if m.source == message.source and (m.model is not None) == with_model]
         if len(alike) > (MODELS if with_model else OTHERS):
             self.messages.remove(alike[0])
+            self._taken(alike[0])
             self.dropped += 1
 
     def take(self, kind: str | None) -> Message | None:
         for message in self.messages:
             if kind is None or message.kind == kind:
                 self.messages.remove(message)
+                self._taken(message)
                 return message
         return None
 
     def drain(self) -> list[Message]:
         taken = list(self.messages)
         self.messages.clear()
+        for message in taken:
+            self._taken(message)
         return taken
+
+    def _seen(self, message: Message | None) -> Message | None:
+        if message is not None:
+            self._taken(message)
+        return message
 
     async def wait(self, timeout: float | None, kind: str | None) -> Message | None:
         message = self.take(kind)
@@ -75,9 +87,9 @@ class Mailbox:
         self.waiters.append(waiter)
         try:
             async with asyncio.timeout(timeout):
-                return await waiter.future
+                return self._seen(await waiter.future)
         except TimeoutError:
-            return waiter.served()
+            return self._seen(waiter.served())
         except asyncio.CancelledError:
             if (unseen := waiter.served()) is not None and not self._hand_over(unseen):
                 self.messages.appendleft(unseen)

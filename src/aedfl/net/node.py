@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ from .transport import Transport
 from .wire import PROTOCOL
 
 log = logging.getLogger(__name__)
+_TRACING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,15 @@ class Options:
     patience: float = 15.0
     """How long to wait for the coordinator at the first start."""
     grace: float = 20.0
-    """How long the program may take to end once the run is over."""
+    """How long the program may take to end once its own stop condition holds."""
+    hurry: float = 2.0
+    """How long it may take once the run is over, or the process was told to stop."""
+    settle: float = 5.0
+    """How long messages that still wait may take when the program has ended."""
+    lifetime: float = 600.0
+    """How long a message may wait for a receiver that cannot be reached."""
+    wish: int | None = None
+    """The index to ask for at the first start."""
     linger: float = 30.0
     """How long to answer others after the own program has ended, when the coordinator is away."""
 
@@ -65,8 +75,10 @@ Prepare = Callable[[RunConfig], Kit]
 class Node:
     """One member of a run, from joining to its last file."""
 
-    def __init__(self, options: Options, security: Security, prepare: Prepare) -> None:
-        self.options, self.security, self._prepare = options, security, prepare
+    def __init__(
+        self, options: Options, security: Security, prepare: Prepare, method: Method | None = None
+    ) -> None:
+        self.options, self.security, self._prepare, self._given = options, security, prepare, method
         self.store = Store(options.folder)
         self.link = Link(options.coordinator, security)
         self.clock = Clock()
@@ -118,12 +130,14 @@ class Node:
         await self._enter(known)
 
     def _prepared(self) -> Kit:
-        kit = self._prepare(self.config)
-        _ = kit.task.macs, kit.task.groups, kit.task.draws_randomness, kit.task.least_batch  # all traced here and now
-        return kit
+        """Whatever traces the module does so here and now, and for one node of a process at a time."""
+        with _TRACING:
+            kit = self._prepare(self.config)
+            _ = kit.task.macs, kit.task.groups, kit.task.draws_randomness, kit.task.least_batch
+            return kit
 
     async def _enter(self, known: dict[str, Any] | None) -> None:
-        wish = known["index"] if known else None
+        wish = known["index"] if known else self.options.wish
         try:
             joined = await self._patient(lambda: self.link.join(self._request(wish)), 0.0 if known else 10.0)
         except CoordinatorAway:
@@ -159,6 +173,8 @@ class Node:
 
     def _method(self) -> Method:
         """The run's method, from this machine's own files."""
+        if self._given is not None:
+            return self._given
         name = self.options.method or self.config.method
         if name.endswith(".py") and self.options.method is None:
             raise UserError(f"the run's method is the file {name}; give this machine's copy of it with --method")
@@ -180,14 +196,13 @@ class Node:
     async def _open(self) -> None:
         """The port, the context with what an earlier process left, and the heartbeats."""
         task, part = self.kit.task, self.kit.part(self.index)
-        self.transport = Transport(self.index, self.run_id, Checker(task.layout, task.macs), self.security)
+        checker = Checker(task.layout, task.macs)
+        self.transport = Transport(self.index, self.run_id, checker, self.security, self.options.lifetime)
         self.context = NetContext(self.index, part, self.clock, self.transport, self.store)
         self.context.observer = self._observe
         self.gate = Gate(self.options.robust, part.start) if self.options.robust.active else None
-        snapshot = self.store.load(finder(self.method.device.__globals__))
-        if snapshot is not None:
-            self.context.revive(snapshot)
-            self.clock.at_least(snapshot["now"])
+        find = finder(self.method.device.__globals__)
+        self.context.revive(self.store.load(find), self.store.messages(find))
         self.store.open_record(self.context.update)
         (self.store.folder / "config.toml").write_text(to_toml(self.config))
         port = await self.transport.listen(self.options.listen, self._deliver, self.options.limits)
@@ -260,6 +275,8 @@ class Node:
             view.members.extend(self._view.members)
             view.neighbours.CopyFrom(self._view.neighbours)
         self._view = view
+        if hasattr(self, "context"):
+            self.context.devices, self.context.devices_done = max(view.devices, 1), view.devices_done
         self.clock.at_least(view.elapsed)
         if view.begun:
             self.clock.begin()
@@ -271,8 +288,8 @@ class Node:
 
     def _apply(self, at_once: bool = False) -> None:
         view, context = self._view, self.context
-        self.transport.know(view.members)
         context.devices = max(view.devices, 1)
+        self.transport.know(view.members)
         neighbours = tuple(view.neighbours.sources), tuple(view.neighbours.targets)
         context.meet(*neighbours, at_once=at_once)
         if self.gate is not None:
@@ -301,6 +318,7 @@ class Node:
         while not self.clock.begun and not self._stop.is_set():
             self._changed.clear()
             await self._first(self._changed.wait(), context.failure)
+        self._apply(at_once=True)
         program = self.method.server if self.index == SERVER else self.method.device
         assert program is not None
         hyper = make_hyper(self.method.hyper, self.config.hyper)
@@ -312,9 +330,12 @@ class Node:
 
         context.spawn(main())
         await self._first(ended.wait(), self._stop.wait(), self._time_up(), context.failure)
-        context.stopped = self._stop.is_set()
         if not ended.is_set():
-            await self._first(ended.wait(), asyncio.sleep(self.options.grace), context.failure)
+            await self._first(ended.wait(), self._stop.wait(), asyncio.sleep(self.options.grace), context.failure)
+        context.stopped = True
+        if not ended.is_set():
+            await self._first(ended.wait(), asyncio.sleep(self.options.hurry), context.failure)
+        await self.transport.settle(self.options.settle)
         self.finished = True
         await self._tell()
         await self._answer_others()
@@ -322,7 +343,7 @@ class Node:
 
     async def _time_up(self) -> None:
         """Ends when a stop condition holds for the program; it then has `grace` to notice."""
-        while self.context.running:
+        while self.context.running:  # noqa: ASYNC110 (the condition is the clock itself)
             await asyncio.sleep(0.2)
 
     async def _answer_others(self) -> None:
@@ -387,7 +408,6 @@ class Node:
 
     async def _finish(self) -> dict[str, Any]:
         context, counters = self.context, self.transport.counters
-        await self.transport.settle(2.0)
         self.store.save(context.snapshot())
         await self.store.settle()
         model = context.model or context.initial()

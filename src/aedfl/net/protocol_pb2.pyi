@@ -145,7 +145,7 @@ class Neighbours(_message.Message):
     def __init__(self, sources: _Optional[_Iterable[int]] = ..., targets: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("epoch", "members", "neighbours", "elapsed", "begun", "over", "revoked", "devices", "left")
+    __slots__ = ("epoch", "members", "neighbours", "elapsed", "begun", "over", "revoked", "devices", "left", "devices_done")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +155,7 @@ class View(_message.Message):
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_DONE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     neighbours: Neighbours
@@ -164,7 +165,8 @@ class View(_message.Message):
     revoked: bytes
     devices: int
     left: bool
-    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., neighbours: _Optional[_Union[Neighbours, _Mapping]] = ..., elapsed: _Optional[float] = ..., begun: _Optional[bool] = ..., over: _Optional[bool] = ..., revoked: _Optional[bytes] = ..., devices: _Optional[int] = ..., left: _Optional[bool] = ...) -> None: ...
+    devices_done: bool
+    def __init__(self, epoch: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., neighbours: _Optional[_Union[Neighbours, _Mapping]] = ..., elapsed: _Optional[float] = ..., begun: _Optional[bool] = ..., over: _Optional[bool] = ..., revoked: _Optional[bytes] = ..., devices: _Optional[int] = ..., left: _Optional[bool] = ..., devices_done: _Optional[bool] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("protocol", "name", "token", "instance", "address", "server", "layout", "parameters", "wish")

@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..graph import Chosen, Value
 from .tensors import DTYPES, dump
 
 _PLAIN = (bool, int, float, str, type(None))
+_SERIES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 Find = Callable[[str, str], Any]
 """From a module's name and a class's to the class; None if it is not allowed."""
 
@@ -52,9 +53,9 @@ class Tree:
             return {"chosen": [self.encode(thing.items), self.encode(thing.flags)]}
         if isinstance(thing, Mapping):
             return {"dict": [[self.encode(key), self.encode(part)] for key, part in thing.items()]}
-        for kind, name in ((list, "list"), (tuple, "tuple"), (set, "set"), (frozenset, "frozenset")):
-            if isinstance(thing, kind):
-                return {name: [self.encode(part) for part in thing]}
+        if isinstance(thing, (list, tuple, set, frozenset)):
+            name = next(name for name, kind in _SERIES.items() if isinstance(thing, kind))
+            return {name: [self.encode(part) for part in thing]}
         if dataclasses.is_dataclass(thing) and not isinstance(thing, type):
             kind = type(thing)
             parts = {field.name: self.encode(getattr(thing, field.name)) for field in dataclasses.fields(thing)}
@@ -94,8 +95,7 @@ class Reader:
             return Chosen(*(self.decode(part) for part in inner))
         if name == "dict":
             return {self.decode(key): self.decode(part) for key, part in inner}
-        kinds: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-        return kinds[name](self.decode(part) for part in inner)
+        return _SERIES[name](self.decode(part) for part in inner)
 
     def _class(self, module: str, name: str) -> Any:
         kind = self._find(module, name)
@@ -117,25 +117,30 @@ def finder(own: Mapping[str, Any]) -> Find:
     return find
 
 
-def write(path: Path, thing: Any) -> int:
-    """Writes the tree whole or not at all, durably; how many bytes. `OSError` leaves the old file as it was."""
+def write(path: Path, thing: Any, durable: bool = True) -> int:
+    """Writes the tree whole or not at all; how many bytes. `OSError` leaves the old file as it was.
+
+    What is not durable survives the end of the process, but not that of the machine.
+    """
     tree = Tree()
     text = json.dumps(tree.encode(thing), separators=(",", ":"))
     buffers = dump({**tree.tensors, "tree": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)})
-    return replace(path, buffers)
+    return replace(path, buffers, durable)
 
 
-def replace(path: Path, buffers: list[memoryview]) -> int:
-    """Puts a file with these bytes in the place of the old one, atomically and durably."""
+def replace(path: Path, buffers: list[memoryview], durable: bool = True) -> int:
+    """Puts a file with these bytes in the place of the old one, atomically."""
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
             for buffer in buffers:
                 file.write(buffer)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(partial, path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
@@ -150,15 +155,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read(path: Path, find: Find) -> Any:
-    """The tree in the file; None if there is no file."""
+def read(path: Path, find: Find, only: Sequence[str] = ()) -> Any:
+    """The tree in the file, or only these keys of it; None if there is no file."""
     if not path.exists():
         return None
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         text = bytes(tensors.pop("tree").numpy())
-        return Reader(tensors, find).decode(json.loads(text))
+        tree = json.loads(text)
+        if only:
+            tree = {"dict": [pair for pair in tree["dict"] if pair[0] in only]}
+        return Reader(tensors, find).decode(tree)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise UserError(
             f"the state in {path} cannot be read ({error}); move it away to begin anew under the same index"

@@ -16,11 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from ..context import Message
 from ..errors import UserError
 from ..experiment.record import read_rows
 from . import state
 
 log = logging.getLogger(__name__)
+SPOOLED = 64 << 20
+"""Bytes of a model above which an arrived message is not put on the disk as well."""
 
 
 class Store:
@@ -36,6 +39,9 @@ class Store:
         self._writing: asyncio.Task[None] | None = None
         self._pool = ThreadPoolExecutor(1, "store")
         self._record: IO[bytes] | None = None
+        (folder / "inbox").mkdir(exist_ok=True)
+        self._kept: dict[int, Path] = {}
+        self._count = 0
 
     def load(self, find: state.Find) -> Any:
         return state.read(self.folder / "state.safetensors", find)
@@ -68,6 +74,39 @@ class Store:
             if trouble != self.trouble:
                 log.error(trouble, extra={"event": "disk"})
             self.trouble = trouble
+
+    # ---- messages that have arrived and were not taken yet
+
+    def keep(self, message: Message) -> None:
+        """Puts the message where it survives a crash; one that is too large for that is held in memory alone."""
+        if message.model is not None and message.model.vector.get().nbytes > SPOOLED:
+            return
+        self._count += 1
+        path = self.folder / "inbox" / f"{self._count:012d}.safetensors"
+        self._kept[id(message)] = path
+        self._pool.submit(self._spool, path, message)
+
+    def _spool(self, path: Path, message: Message) -> None:
+        if path in self._kept.values():
+            self._try(lambda: state.write(path, dict(vars_of(message)), durable=False))
+        if path not in self._kept.values():  # taken meanwhile
+            path.unlink(missing_ok=True)
+
+    def drop(self, message: Message) -> None:
+        """The program has it: after a crash it does not come again."""
+        path = self._kept.pop(id(message), None)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+    def messages(self, find: state.Find) -> list[Message]:
+        """What an earlier process had received and not taken, oldest first."""
+        found = []
+        for path in sorted((self.folder / "inbox").glob("*.safetensors")):
+            message = Message(**state.read(path, find))
+            self._kept[id(message)] = path
+            self._count = int(path.name.partition(".")[0])
+            found.append(message)
+        return found
 
     async def settle(self) -> None:
         """Waits until everything that was handed over is on the disk (or could not be written)."""
@@ -105,6 +144,10 @@ class Store:
         if self._record is not None:
             self._record.close()
         self._lock.close()
+
+
+def vars_of(message: Message) -> dict[str, Any]:
+    return {"source": message.source, "kind": message.kind, "model": message.model, "fields": dict(message.fields)}
 
 
 def _line(row: dict[str, Any]) -> bytes:

@@ -42,7 +42,7 @@ def dump(tensors: Mapping[str, Tensor]) -> list[memoryview]:
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
         if array.nbytes:
-            buffers.append(memoryview(array.view(np.uint8)))
+            buffers.append(array.view(np.uint8).data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [memoryview(struct.pack("<Q", len(text)) + text), *buffers]

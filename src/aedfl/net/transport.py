@@ -34,7 +34,8 @@ OPTIONS: list[tuple[str, Any]] = [
 class Transport:
     """Sends and receives for one device. Members are those that the coordinator last named."""
 
-    def __init__(self, index: int, run: str, checker: Checker, security: Security) -> None:
+    def __init__(self, index: int, run: str, checker: Checker, security: Security, lifetime: float = 600.0) -> None:
+        self.lifetime = lifetime
         self.index, self.run, self.checker, self.security = index, run, checker, security
         self.counters = Counters()
         self.boot = secrets.randbits(63)
@@ -52,6 +53,9 @@ class Transport:
         self._names = {member.name: member for member in there}
         for gone in (before.keys() - self._members.keys()) & self._couriers.keys():
             self._closing.append(self._couriers.pop(gone).stop())
+        for index, courier in self._couriers.items():
+            if before.get(index) != self._members.get(index):
+                courier.moved()
 
     async def listen(self, address: str, deliver: Deliver, limits: Limits | None = None) -> int:
         """Opens the port (0: any free one), and says which."""
@@ -82,7 +86,7 @@ class Transport:
         if to not in self._couriers:
             self._couriers[to] = Courier(
                 to, lambda index: self._members.get(index), self.security, self._stamp, self.checker.digest,
-                self.counters,
+                self.counters, self.lifetime,
             )  # fmt: skip
         self._couriers[to].add(kind, model, fields)
 

@@ -190,7 +190,7 @@ def _padded(arrays: Sequence[Any], fill: float) -> np.ndarray[Any, Any]:
 
 
 def _losses(values: Sequence[Tensor | None], missing: Tensor) -> Tensor:
-    return torch.stack([missing if value is None else value for value in values])
+    return torch.stack([missing if value is None else value for value in values]) if values else missing.new_empty(0)
 
 
 def _cut(slots: list[int], *tables: Tensor, each: Tensor) -> list[tuple[Tensor, ...]]:

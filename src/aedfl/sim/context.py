@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -158,9 +158,12 @@ class SimContext(Context):
         await On(self.sim.env.timeout(seconds))
 
     def spawn(self, program: Coroutine[Any, Any, None]) -> SimSpawned:
-        process = self.sim.env.process(drive(program))
+        return SimSpawned(self._process(drive(program)))
+
+    def _process(self, steps: Generator[simpy.Event, Any, None]) -> simpy.Process:
+        process = self.sim.env.process(steps)
         self.processes = [p for p in self.processes if p.is_alive] + [process]
-        return SimSpawned(process)
+        return process
 
     def publish(self, model: Model, **metrics: Any) -> None:
         self.update += 1
@@ -179,7 +182,11 @@ class SimContext(Context):
         self.up, self._since = True, self.now
         program = self.sim.method.server if self.index == SERVER else self.sim.method.device
         assert program is not None
-        self.spawn(self._run(program))
+        self._process(self._main(program))
+
+    def _main(self, program: Program) -> Generator[simpy.Event, Any, None]:
+        """Makes the coroutine only when it runs: nobody need end one of a simulation that was never advanced."""
+        yield from drive(self._run(program))
 
     async def _run(self, program: Program) -> None:
         await program(self, self.sim.hyper)

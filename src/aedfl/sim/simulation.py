@@ -190,7 +190,7 @@ class Simulation:
         """
         env = self.env
         while not self.done:
-            if self.reads and not self._answer():
+            if (self.reads and not self._answer()) or self.work.full:
                 return False
             time = env.peek()
             if time == float("inf"):

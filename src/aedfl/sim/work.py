@@ -25,11 +25,20 @@ class Work:
         self.alive: WeakValueDictionary[int, Value] = WeakValueDictionary()
         self.replaying = False
         self._next = 0
+        self._heavy = 0
+        self._flushes = queue.flushes
 
     def _numbers(self, count: int) -> range:
         first = self._next
         self._next += count
         return range(first, first + count)
+
+    @property
+    def full(self) -> bool:
+        """True when so much is queued that it should be computed before more is asked for."""
+        if self._flushes != self.queue.flushes:
+            self._flushes, self._heavy = self.queue.flushes, 0
+        return self._heavy >= self.lookahead
 
     def known(self, data: Tensor) -> Value:
         """A value that needs no computing."""
@@ -43,8 +52,7 @@ class Work:
             values = tuple(Value(None, None, number) for number in numbers)
         else:
             values = self.queue.submit(op, args, numbers)
-            if self.queue.heavy >= self.lookahead:
-                self.queue.flush()
+            self._heavy += op.heavy
         self.alive.update({value.serial: value for value in values})
         return values
 

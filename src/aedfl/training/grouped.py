@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,6 +65,7 @@ class GroupedTrainer:
         self._bf16 = bf16
         self._captured: dict[object, _Captured] = {}
         self._room = 0
+        self.pool = torch.cuda.graph_pool_handle() if task.device.type == "cuda" else None
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         results: list[TrainResult] = []
@@ -243,7 +245,7 @@ class _Captured:
         self._later: Callable[[], object] = lambda: trainer.step(plan, batch, False)
         if trainer.task.device.type == "cuda":
             begin = time.perf_counter()
-            self._first, self._later = _capture(self._first), _capture(self._later)
+            self._first, self._later = _capture(self._first, trainer.pool), _capture(self._later, trainer.pool)
             trainer.capture_seconds += time.perf_counter() - begin
 
     def run(self, steps: int) -> None:
@@ -252,7 +254,7 @@ class _Captured:
             self._later()
 
 
-def _capture(call: Callable[[], object]) -> Callable[[], object]:
+def _capture(call: Callable[[], object], pool: Any) -> Callable[[], object]:
     """A CUDA graph of the call, after two runs that let libraries choose their kernels.
 
     Captured by hand: `torch.cuda.graph` would collect garbage first, which takes long beside a large simulation.
@@ -264,7 +266,7 @@ def _capture(call: Callable[[], object]) -> Callable[[], object]:
             call()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin()
+        graph.capture_begin(pool)  # shared: graphs never run side by side and leave nothing behind in it
         call()
         graph.capture_end()
     torch.cuda.synchronize()

@@ -38,7 +38,9 @@ class Act:
         return self.data if self.images else self.data.transpose(0, 1).flatten(1, 2)
 
     def as_rows(self) -> Tensor:
-        return self.data.unflatten(1, (self.count, -1)).transpose(0, 1) if self.images else self.data
+        if not self.images:
+            return self.data
+        return self.data.reshape(len(self.data), self.count, -1, *self.data.shape[2:]).transpose(0, 1)
 
     def like(self, data: Tensor) -> Act:
         return Act(data, self.count, self.images)
@@ -123,12 +125,12 @@ def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) 
         if bias is None
         else torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
     )
-    return Act(product.unflatten(1, rows.shape[1:-1]), x.count, False)
+    return Act(product.view(*rows.shape[:-1], -1), x.count, False)
 
 
 def _group_norm(layer: Any, weight: Tensor | None, bias: Tensor | None, x: Act, _: Tensor) -> Act:
-    flat = (None if part is None else part.flatten() for part in (weight, bias))
-    return Act(F.group_norm(x.as_images(), x.count * layer.num_groups, *flat, layer.eps), x.count, True)
+    scale, shift = (None if part is None else part.flatten() for part in (weight, bias))
+    return Act(F.group_norm(x.as_images(), x.count * layer.num_groups, scale, shift, layer.eps), x.count, True)
 
 
 def _embedding(layer: Any, weight: Tensor, bias: None, x: Act, _: Tensor) -> Act:

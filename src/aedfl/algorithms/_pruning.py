@@ -1,0 +1,44 @@
+"""What the pruning baselines share: they run on AEDFL-0 and cut their model once, at a certain local update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import floor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..context import Context
+from ..graph import Op
+from ..sparsity import ChannelGroups
+from .aedfl import Hyper, State, resize
+
+GROUND = Hyper(selection=False, weighting=False, pruning=False)
+"""AEDFL-0."""
+
+
+async def cut(ctx: Context, state: State, op: Op, *args: Any, flops: float) -> dict[str, Any]:
+    """Prunes the device's model by an op that gives `outcome`; metrics for the record."""
+    mask, kept, rate, *size = await ctx.compute(op, state.model.vector, *args, flops=flops, purpose="pruning")
+    await resize(ctx, state, mask, kept, rate, size)
+    return {"prune_rate": state.rate, "kept": kept}
+
+
+def outcome(groups: ChannelGroups, kept: Tensor) -> tuple[Tensor, ...]:
+    """What kept units [count] come to: mask [size], kept units, removed share of the prunable parameters, kept
+    entries, MACs."""
+    removed = groups.layout.parameters - groups.kept_parameters(kept)
+    rate = removed.double() / groups.prunable.sum().clamp(min=1)
+    return groups.expand(kept), kept, rate, groups.kept_entries(kept), groups.macs(kept)
+
+
+def lowest_go(scores: Tensor, groups: ChannelGroups, shares: Mapping[str, float]) -> Tensor:
+    """Kept units [count] when every layer loses that share of its units, those of lowest score; one stays at least."""
+    kept = groups.full()
+    for name, units in groups.layers.items():
+        width = units.stop - units.start
+        count = min(floor(shares[name] * width + 1e-9), width - 1)
+        order = scores[units].sort(stable=True).indices
+        kept[units] = kept[units].index_fill(0, order[:count], torch.tensor(False))
+    return kept

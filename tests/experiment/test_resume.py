@@ -1,0 +1,227 @@
+"""A run that was interrupted ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aedfl.errors import UserError
+from aedfl.experiment import checkpoint
+from aedfl.experiment.config import RunConfig, from_toml, to_toml
+from aedfl.experiment.record import read_rows
+from aedfl.experiment.run import claim, resume, run
+from aedfl.experiment.workshop import Workshop
+from experiment.small import NOSY, interrupted, pruning, record, simple_run, small
+
+CONFIGS: dict[str, Callable[[], RunConfig]] = {
+    "plain": small,
+    "nosy": lambda: small(NOSY),
+    "pruning": pruning,
+    "server": lambda: small("fedbuff"),
+    "pairs": lambda: small("ad-psgd"),
+    "crashing": lambda: small(NOSY, fleet={"mean_up": 12.0, "mean_down": 3.0}),
+    "sequential": lambda: small(NOSY, engine={"trainer": "sequential"}, devices=3, stop={"virtual_seconds": 16.0}),
+    "updates": lambda: small(stop={"virtual_seconds": None, "updates": 4}, evaluation={"every": 0.5}),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_dropped_at_any_flush_ends_the_same(name: str, tmp_path: Path) -> None:
+    """Dropped again and again, after a random number of flushes each time."""
+    config = CONFIGS[name]()
+    whole = simple_run(config, tmp_path / "whole")
+    folder = tmp_path / "torn"
+    claim(folder, config, force=False)
+    draw = random.Random(name)
+    interruptions = 0
+    workshop = Workshop()
+    while not interrupted(folder, draw.randint(1, 5 if interruptions < 12 else 1000), workshop):
+        interruptions += 1
+    assert interruptions >= 2
+    assert record(folder) == whole
+
+
+def test_a_run_dropped_at_every_single_flush_ends_the_same(tmp_path: Path) -> None:
+    config = small(NOSY, stop={"virtual_seconds": 10.0})
+    whole = simple_run(config, tmp_path / "whole")
+    workshop = Workshop()
+    for flushes in range(1, 200, 2):
+        folder = tmp_path / f"torn{flushes}"
+        claim(folder, config, force=False)
+        if interrupted(folder, flushes, workshop):
+            break
+        assert interrupted(folder, 10_000, workshop)
+        assert record(folder) == whole
+    assert flushes > 10
+
+
+def test_resuming_trains_nothing_that_was_trained_before(tmp_path: Path) -> None:
+    """Work is done again only from the last checkpoint on."""
+    config = small(NOSY)
+    whole, torn = Workshop(), Workshop()
+    claim(tmp_path / "whole", config, force=False)
+    interrupted(tmp_path / "whole", 10_000, whole)
+    claim(tmp_path / "torn", config, force=False)
+    interrupted(tmp_path / "torn", sum(1 for _ in whole.queue.batches) - 5)
+    interrupted(tmp_path / "torn", 10_000, torn)
+    assert 0 < sum(torn.queue.batches) < 0.5 * sum(whole.queue.batches)
+
+
+def test_what_programs_read_is_journalled(tmp_path: Path) -> None:
+    simple_run(small(NOSY), tmp_path / "run")
+    answers = read_rows(tmp_path / "run" / "journal.jsonl")
+    updates = read_rows(tmp_path / "run" / "updates.jsonl")
+    own = [answer for answer in answers if isinstance(answer[1], list)]
+    assert len(own) >= len(updates)
+    assert any(vector != sorted(vector) for _, vector in own), "the journal has what the program made of it"
+
+
+KILLER = Path(__file__).parent / "killer.py"
+
+
+def killed(config: RunConfig, folder: Path, kills: int, longest: float) -> int:
+    """Runs the config in a process that is killed so many times; how many of them hit it alive."""
+    folder.mkdir()
+    (folder.parent / "given.toml").write_text(to_toml(config))
+    arguments = [str(folder.parent / "given.toml"), str(folder), str(kills), str(longest)]
+    command = [sys.executable, str(KILLER), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split()[-1])
+
+
+def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
+    config = small(NOSY, stop={"virtual_seconds": 120.0})
+    whole = simple_run(config, tmp_path / "whole")
+    hits = killed(config, tmp_path / "torn", kills=8, longest=0.8)
+    assert hits >= 5
+    assert record(tmp_path / "torn") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["plain", "nosy", "pruning", "crashing", "sequential"])
+def test_a_run_killed_very_often_ends_the_same(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name]()
+    config = config.model_copy(update={"stop": config.stop.model_copy(update={"virtual_seconds": 200.0})})
+    whole = simple_run(config, tmp_path / "whole")
+    assert killed(config, tmp_path / "torn", kills=25, longest=1.5) >= 10
+    assert record(tmp_path / "torn") == whole
+
+
+# What stands in the way --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    """A run that was dropped after a few checkpoints."""
+    folder = tmp_path / "torn"
+    claim(folder, small(NOSY), force=False)
+    assert not interrupted(folder, 12)
+    assert len(checkpoints(folder)) == 3
+    return folder
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted(checkpoint.folder(folder).glob("*.safetensors"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage"])
+def test_a_damaged_checkpoint_is_named_and_nothing_is_touched(damage: str, torn: Path) -> None:
+    newest = checkpoints(torn)[-1]
+    data = newest.read_bytes()
+    newest.write_bytes({"truncated": data[:-100], "empty": b"", "garbage": bytes(reversed(data))}[damage])
+    before = content(torn)
+    with pytest.raises(UserError, match=rf"checkpoint {newest} is damaged \(.*\); delete it to resume") as error:
+        resume(torn)
+    assert "\n" not in str(error.value)
+    assert content(torn) == before
+
+
+def test_without_the_damaged_checkpoint_the_one_before_serves(torn: Path, tmp_path: Path) -> None:
+    whole = simple_run(small(NOSY), tmp_path / "whole")
+    checkpoints(torn)[-1].unlink()
+    assert interrupted(torn, 10_000)
+    assert record(torn) == whole
+
+
+def test_without_any_checkpoint_a_run_begins_anew(torn: Path, tmp_path: Path) -> None:
+    whole = simple_run(small(NOSY), tmp_path / "whole")
+    for path in checkpoints(torn):
+        path.unlink()
+    assert interrupted(torn, 10_000)
+    assert record(torn) == whole
+
+
+def test_a_checkpoint_of_another_config_is_refused_and_nothing_is_touched(torn: Path) -> None:
+    (torn / "config.toml").write_text(to_toml(small(NOSY, training={"lr": 0.06})))
+    before = content(torn)
+    with pytest.raises(UserError) as error:
+        resume(torn)
+    newest = checkpoints(torn)[-1]
+    assert str(error.value) == f"checkpoint {newest} was made with another config than {torn / 'config.toml'}"
+    assert content(torn) == before
+
+
+def test_settings_without_effect_may_change_between(torn: Path, tmp_path: Path) -> None:
+    whole = simple_run(small(NOSY), tmp_path / "whole")
+    (torn / "config.toml").write_text(to_toml(small(NOSY, engine={"lookahead": 2, "threads": 2})))
+    assert interrupted(torn, 10_000)
+    assert record(torn) == whole
+
+
+def test_a_record_that_was_cut_off_is_refused_and_nothing_is_touched(torn: Path) -> None:
+    path = torn / "updates.jsonl"
+    path.write_bytes(path.read_bytes()[:50])
+    before = content(torn)
+    with pytest.raises(UserError, match=f"{path} is shorter than when the checkpoint was made"):
+        resume(torn)
+    assert content(torn) == before
+
+
+def test_only_the_last_few_checkpoints_are_kept_and_none_after_the_end(torn: Path) -> None:
+    numbers = [int(path.stem) for path in checkpoints(torn)]
+    assert numbers == list(range(numbers[-1] - 2, numbers[-1] + 1))
+    assert interrupted(torn, 10_000)
+    assert not checkpoints(torn)
+
+
+def test_what_is_no_run_folder_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path} is not a run folder: .*config.toml does not exist"):
+        resume(tmp_path)
+
+
+def test_resuming_a_finished_run_gives_its_summary_and_changes_nothing(tmp_path: Path) -> None:
+    summary = run(small(), tmp_path / "run")
+    before = content(tmp_path / "run")
+    assert resume(tmp_path / "run") == summary
+    assert content(tmp_path / "run") == before
+
+
+def test_a_report_that_was_not_written_any_more_is_written_later(tmp_path: Path) -> None:
+    """Killed between the summary and the report."""
+    run(small(), tmp_path / "run")
+    (tmp_path / "run" / "report.html").unlink()
+    resume(tmp_path / "run")
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_wall_time_is_added_up(torn: Path) -> None:
+    with checkpoint.safe_open(checkpoints(torn)[-1], "pt") as file:
+        used = json.loads(file.metadata()["position"])["wall"]
+    summary: dict[str, Any] = resume(torn)
+    assert summary["wall_seconds"] > used > 0
+
+
+def test_a_resumed_run_reads_the_config_that_it_was_started_with(torn: Path) -> None:
+    assert from_toml((torn / "config.toml").read_text()) == small(NOSY)

@@ -1,0 +1,131 @@
+"""Damage that gets past checksums and lengths, so that it reaches the inner checks."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from aedfl.net.protocol_pb2 import Header, Item
+from aedfl.net.wire import CHUNK
+
+
+def sealed(bodies: list[bytes]) -> list[bytes]:
+    """Bodies as frames, each with the checksum that it ought to have."""
+    checksum, frames = 0, []
+    for body in bodies:
+        checksum = zlib.crc32(body, checksum)
+        frames.append(checksum.to_bytes(4, "little") + body)
+    return frames
+
+
+def damaged(frames: list[bytes], rng: np.random.Generator) -> list[bytes]:
+    """The message with one to three things wrong; nine times in ten wrapped as if all were well."""
+    head, body = frames[0][4:], b"".join(frame[4:] for frame in frames[1:])
+    for _ in range(int(rng.integers(1, 4))):
+        kind = int(rng.integers(0, 6))
+        if kind == 0:
+            head = _flipped(head, rng)
+        elif kind == 1:
+            head = _other_header(head, rng)
+        elif kind == 2:
+            body = _flipped(body, rng)
+        elif kind == 3:
+            body = _other_table(body, rng)
+        elif kind == 4:
+            body = _resized(body, rng)
+        else:
+            body = _special(body, rng)
+    head = _announced(head, len(body))
+    parts = [head, *(body[begin : begin + CHUNK] for begin in range(0, len(body), CHUNK))]
+    if rng.random() < 0.9:
+        return sealed(parts)
+    return [bytes(rng.bytes(4)) + part for part in parts]
+
+
+def _flipped(data: bytes, rng: np.random.Generator) -> bytes:
+    changed = bytearray(data)
+    for _ in range(int(rng.integers(1, 5)) if changed else 0):
+        changed[int(rng.integers(0, len(changed)))] = int(rng.integers(0, 256))
+    return bytes(changed)
+
+
+def _resized(data: bytes, rng: np.random.Generator) -> bytes:
+    cut = int(rng.integers(0, len(data) + 1))
+    return data[:cut] if rng.random() < 0.5 else data + rng.bytes(int(rng.integers(1, 64)))
+
+
+def _special(body: bytes, rng: np.random.Generator) -> bytes:
+    """A number that is none, somewhere among the values."""
+    if len(body) < 16:
+        return body
+    place = len(body) - 4 * int(rng.integers(1, max(2, len(body) // 8)))
+    return body[:place] + struct.pack("<f", [np.nan, np.inf, -np.inf, 3e38][int(rng.integers(0, 4))]) + body[place + 4 :]
+
+
+def _other_header(head: bytes, rng: np.random.Generator) -> bytes:
+    """Fields of the header exchanged for wrong ones of the right type."""
+    try:
+        header = Header.FromString(head)
+    except DecodeError:
+        return head
+    kind = int(rng.integers(0, 8))
+    if kind == 0:
+        header.model.parameters = int(rng.integers(0, 1 << 40))
+    elif kind == 1:
+        header.model.macs = float(rng.choice([np.nan, np.inf, -1.0, 0.0, 1e30]))
+    elif kind == 2:
+        header.model.masked = not header.model.masked
+    elif kind == 3:
+        header.fields.add(name="x" * int(rng.integers(0, 80)), item=Item(tensor=int(rng.integers(0, 100))))
+    elif kind == 4:
+        del header.fields[:]
+    elif kind == 5:
+        header.ClearField("model")
+    elif kind == 6:
+        header.protocol = int(rng.integers(0, 5))
+    else:
+        header.model.layout = bytes(rng.bytes(16))
+    return header.SerializeToString()
+
+
+def _other_table(body: bytes, rng: np.random.Generator) -> bytes:
+    """The tensors' table with one entry made wrong."""
+    if len(body) < 8:
+        return body
+    (length,) = struct.unpack_from("<Q", body)
+    try:
+        table = json.loads(body[8 : 8 + length])
+        name = str(rng.choice(list(table)))
+        entry = table[name]
+        begin, end = entry["data_offsets"]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return body
+    wrong = [
+        {**entry, "dtype": str(rng.choice(["F64", "I64", "U8", "BOOL", "F16", "X"]))},
+        {**entry, "shape": [int(rng.integers(-3, 1 << 20))]},
+        {**entry, "shape": [1] * int(rng.integers(2, 2000))},
+        {**entry, "data_offsets": [end, begin]},
+        {**entry, "data_offsets": [begin, end + int(rng.integers(1, 1 << 50))]},
+        {**entry, "data_offsets": [begin + 4, end + 4]},
+        {**entry, "shape": "many"},
+        None,
+    ]
+    table[name] = wrong[int(rng.integers(0, len(wrong)))]
+    if rng.random() < 0.2:
+        table["another"] = entry
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + body[8 + length :]
+
+
+def _announced(head: bytes, length: int) -> bytes:
+    try:
+        header = Header.FromString(head)
+    except DecodeError:
+        return head
+    header.length = length
+    return header.SerializeToString()

@@ -1,0 +1,151 @@
+"""The networked context keeps the contract: real nodes with a coordinator, over gRPC on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aedfl.context import SERVER, Context, Method, Program
+from aedfl.experiment.config import RunConfig, load
+from aedfl.net.coordinator import Coordinator
+from aedfl.net.credentials import Plaintext
+from aedfl.net.kit import Kit
+from aedfl.net.node import Node, Options
+from aedfl.training.evaluate import Evaluator
+from contract.harness import Harness, Notes
+from contract.suite import CHECKS
+from sim.worlds import PLAN, tiny_rows, tiny_task
+
+
+class NetHarness:
+    """Every device is a node with its folder; a crash ends it, and another one takes up its folder."""
+
+    unit = float(os.environ.get("AEDFL_CONTRACT_UNIT", "0.5"))
+
+    def run(self, device: Program, **settings: Any) -> Notes:
+        return asyncio.run(self._run(device, **settings))
+
+    async def _run(
+        self,
+        device: Program,
+        *,
+        server: Program | None = None,
+        devices: int = 2,
+        topology: str = "full",
+        updates: int | None = None,
+        changes: Mapping[int, Sequence[tuple[float, str]]] | None = None,
+        lr_decay: float = 0.0,
+        seed: int = 0,
+        units: float = 30.0,
+    ) -> Notes:
+        notes: Notes = {}
+        lives = {index: tuple((changes or {}).get(index, [(0.0, "join")])) for index in range(devices)}
+        if server is not None:
+            lives[SERVER] = ((0.0, "join"),)
+        config = _config(devices, topology, updates, lr_decay, seed)
+        method = Method("test", "", None, _noting(device, notes), server and _noting(server, notes))
+        early = sum(life[0][0] == 0 for index, life in lives.items() if index != SERVER)
+        with tempfile.TemporaryDirectory() as folder:
+            fleet = Fleet(Path(folder), config, method, early)
+            await fleet.run(lives, self.unit, units)
+        return {index: notes.get(index, []) for index in lives}
+
+
+class Fleet:
+    """A coordinator, and the nodes as they come and go."""
+
+    def __init__(self, folder: Path, config: RunConfig, method: Method, early: int) -> None:
+        self.folder, self.config, self.method = folder, config, method
+        self.coordinator = Coordinator(
+            config, folder / "c", Plaintext("coordinator"), beat=0.1, wait_for=early,
+            with_server=method.server is not None,
+        )  # fmt: skip
+        self.token = self.coordinator.ledger.new_token(1.0, 100)
+
+    async def run(self, lives: Mapping[int, Sequence[tuple[float, str]]], unit: float, units: float) -> None:
+        self.port = await self.coordinator.start("127.0.0.1:0")
+        running = [asyncio.ensure_future(self._life(index, life, unit)) for index, life in lives.items()]
+        try:
+            async with asyncio.timeout(units * unit + 5.0):
+                await asyncio.gather(*running)
+        except TimeoutError:
+            pass
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            await self.coordinator.close()
+
+    async def _life(self, index: int, life: Sequence[tuple[float, str]], unit: float) -> None:
+        current: asyncio.Future[Any] | None = None
+        for time, event in life:
+            while self.coordinator.clock.now < time * unit:
+                if current is not None and current.done():
+                    current.result()
+                await asyncio.sleep(0.01)
+            if event == "join" and current is None:
+                current = asyncio.ensure_future(self._node(index).run())
+            elif event != "join" and current is not None:
+                current.cancel()
+                with suppress(asyncio.CancelledError):
+                    await current
+                current = None
+            if event == "leave":
+                self.coordinator.remove(self.coordinator._entries[_name(index)])
+                return
+        if current is not None:
+            try:
+                await current
+            except asyncio.CancelledError:
+                current.cancel()
+                await asyncio.gather(current, return_exceptions=True)
+                raise
+
+    def _node(self, index: int) -> Node:
+        options = Options(
+            f"127.0.0.1:{self.port}", self.folder / str(index), token=self.token, server=index == SERVER,
+            wish=None if index == SERVER else index, grace=0.02, hurry=0.02, lifetime=0.25,
+        )  # fmt: skip
+        return Node(options, Plaintext(_name(index)), _kit, self.method)
+
+
+def _name(index: int) -> str:
+    return "server" if index == SERVER else f"device-{index}"
+
+
+def _kit(config: RunConfig) -> Kit:
+    task = tiny_task(max(5, config.devices))
+    pairs = [tiny_rows(index) for index in range(config.devices)]
+    rows: Any = SimpleNamespace(train=[own for own, _ in pairs], held_out=[held for _, held in pairs])
+    rows.public = np.empty(0, dtype=np.int64)
+    return Kit(config, task, task.start, Evaluator(task), rows)
+
+
+def _config(devices: int, topology: str, updates: int | None, lr_decay: float, seed: int) -> RunConfig:
+    training = {"epochs": PLAN.epochs, "batch_size": PLAN.batch_size, "lr": PLAN.lr, "lr_decay": lr_decay}
+    return load(
+        "digits", devices=devices, seed=seed, training=training, topology={"kind": topology},
+        stop={"updates": updates or "none", "virtual_seconds": 1e6, "target_accuracy": "none"},
+    )  # fmt: skip
+
+
+def _noting(program: Program, notes: Notes) -> Program:
+    async def noting(ctx: Context, _: Any) -> None:
+        await program(ctx, lambda thing: notes.setdefault(ctx.index, []).append(deepcopy(thing)))
+
+    return noting
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_networked_context_keeps_the_contract(check: Callable[[Harness], None]) -> None:
+    check(NetHarness())
