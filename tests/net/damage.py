@@ -63,7 +63,8 @@ def _special(body: bytes, rng: np.random.Generator) -> bytes:
     if len(body) < 16:
         return body
     place = len(body) - 4 * int(rng.integers(1, max(2, len(body) // 8)))
-    return body[:place] + struct.pack("<f", [np.nan, np.inf, -np.inf, 3e38][int(rng.integers(0, 4))]) + body[place + 4 :]
+    number = [np.nan, np.inf, -np.inf, 3e38][int(rng.integers(0, 4))]
+    return body[:place] + struct.pack("<f", number) + body[place + 4 :]
 
 
 def _other_header(head: bytes, rng: np.random.Generator) -> bytes:

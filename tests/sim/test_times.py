@@ -95,6 +95,13 @@ def test_costs_are_booked_under_their_purpose() -> None:
     assert sim.samples == 12
 
 
+def test_samples_are_counted_once_per_epoch() -> None:
+    async def program(ctx: Context, _: Any) -> None:
+        await ctx.train(ctx.initial(), replace(PLAN, epochs=3))
+
+    assert world(program, devices=1).run().sim.samples == 18
+
+
 def sends(*targets: int) -> Any:
     """Device 0 sends models to these targets at once; everybody notes what comes."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..context import Context
 from ..graph import Op
 from ..sparsity import ChannelGroups
-from .aedfl import Hyper, State, resize
+from .aedfl import Hyper, State, take_out
 
 GROUND = Hyper(selection=False, weighting=False, pruning=False)
 """AEDFL-0."""
@@ -21,8 +21,8 @@ GROUND = Hyper(selection=False, weighting=False, pruning=False)
 async def cut(ctx: Context, state: State, op: Op, *args: Any, flops: float) -> dict[str, Any]:
     """Prunes the device's model by an op that gives `outcome`; metrics for the record."""
     mask, kept, rate, *size = await ctx.compute(op, state.model.vector, *args, flops=flops, purpose="pruning")
-    await resize(ctx, state, mask, kept, rate, size)
-    return {"prune_rate": state.rate, "kept": kept}
+    take_out(state, mask, rate, size)
+    return {"prune_rate": rate, "kept": kept}
 
 
 def outcome(groups: ChannelGroups, kept: Tensor) -> tuple[Tensor, ...]:

@@ -113,6 +113,10 @@ class State:
     judged: tuple[Value, Value] | None = None
     """Loss and gradient of the last merge's result on held-out data."""
     rate: float = 0.0
+    rates: tuple[float, ...] = ()
+    """Pruning rates of the neighbours whose models were there at the last merge, by slot."""
+    cut: tuple[Value, ...] | None = None
+    """Kept entries, MACs and rate of the last pruning, until they have been read."""
     slots: tuple[int, ...] = ()
     """The in-neighbours that `control` and `seen` are about."""
 
@@ -146,6 +150,8 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
     while ctx.running:
         await follow(ctx, state)
         trained = await ctx.train(state.model, replace(ctx.plan(), probe=hyper.learns or hyper.pruning))
+        if state.cut is not None:
+            trained = await settle(ctx, state, trained)
         if hyper.pruning:
             (state.largest,) = await ctx.compute(
                 LargestNorm(), state.largest, trained.gradient,
@@ -229,6 +235,7 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
         flops=costs.merging(ctx.task.layout.size, 1 + sum(v > 0 for v in versions)), purpose="merging",
     )  # fmt: skip
     state.since = since
+    state.rates = tuple(0.0 if entry is None else entry.rate for entry in cached)
     state.model = replace(trained.model, vector=vector)
     state.last = None
     if hyper.learns:
@@ -261,24 +268,35 @@ async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> di
     """Section Sparse Training: at certain updates, score all units, take the lowest out, let others come back."""
     if ctx.task.groups.count and pruning_due(ctx.update, hyper.prune_start, hyper.prune_every):
         limit = cap(ctx.update, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
-        rates = [0.0 if (entry := state.cache.get(source)) is None else entry.rate for source in ctx.in_neighbours]
         budget = Budget(hyper.hessian_samples, hyper.probes, steps=hyper.lanczos_steps)
         op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate)
         rows = ctx.batch(hyper.hessian_samples, "curvature")
+        key = int(ctx.random("probes").integers(1 << 62))
         mask, kept, rate, raw, state.largest, *size = await ctx.compute(
-            op, state.model.vector, ctx.initial().vector, rows, (ctx.index, ctx.update), state.largest, weights,
-            np.array(rates), limit, flops=op.flops(ctx.task.macs), purpose="pruning",
+            op, state.model.vector, ctx.initial().vector, rows, key, state.largest, weights, state.rates, limit,
+            flops=op.flops(ctx.task.macs), purpose="pruning",
         )  # fmt: skip
-        await resize(ctx, state, mask, kept, rate, size)
-        return {"prune_rate": state.rate, "raw_rate": raw, "kept": kept}
+        take_out(state, mask, rate, size)
+        return {"prune_rate": rate, "raw_rate": raw, "kept": kept}
     return {"prune_rate": state.rate}
 
 
-async def resize(ctx: Context, state: State, mask: Value, kept: Value, rate: Value, size: list[Value]) -> None:
-    """From here on the device trains and sends the smaller model; a merge before the cut teaches nothing."""
-    entries, macs, state.rate = await ctx.read(*size, rate)
-    state.model = Model(state.model.vector, Size(int(entries), float(macs)), mask)
+def take_out(state: State, mask: Value, rate: Value, size: list[Value]) -> None:
+    """From here on the device trains and sends the smaller model; a merge before the cut teaches nothing.
+
+    How much smaller it is depends on results that may not be computed yet; the clock learns it one update later.
+    """
+    state.model = Model(state.model.vector, state.model.size, mask)
+    state.cut = (*size, rate)
     state.last = state.judged = None
+
+
+async def settle(ctx: Context, state: State, trained: Trained) -> Trained:
+    """Reads how much the last pruning left over; the trained model is of that size."""
+    assert state.cut is not None
+    entries, macs, state.rate = await ctx.read(*state.cut)
+    state.cut = None
+    return replace(trained, model=replace(trained.model, size=Size(int(entries), float(macs))))
 
 
 def send(ctx: Context, state: State, loss: Value) -> None:

@@ -101,7 +101,8 @@ def check_address(address: str) -> None:
 def _reason(details: str) -> str:
     """gRPC's words for the usual mistakes, in ours."""
     low = details.lower()
-    if "certificate_verify_failed" in low or "certificate verify failed" in low or "unable to get local issuer" in low:
+    signs = ("certificate_verify_failed", "certificate verify failed", "unable to get local issuer", "signature failure")
+    if any(sign in low for sign in signs):
         return "its certificate was not made by this device's authority (ca.pem), or has expired"
     if "peer name" in low or "hostname verification" in low:
         return "what answers there is not the coordinator: its certificate has another name"

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import vmap
 
 from ..graph import Job, Op
-from ..randomness import Key, torch_seed
+from ..randomness import torch_seed
 from ..task import Task
 from ..training.plan import Indices
-from .curvature import Curvature, curvature, rademacher
+from .curvature import curvature, rademacher
 from .lanczos import lanczos
 from .loss_change import Form
-from .objective import Objective, flat_loss
+from .objective import Objective
 from .rate import gap_rate, lipschitz, merge_rates
-from .saliency import draw, saliency
+from .probes import Probes, draw
+from .saliency import saliency
 from .select import prune
 
 Rate = Literal["gap", "schedule"]
+
+AT_ONCE = 16
+"""Devices whose curvature is looked at together on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Budget:
 class Prune(Op):
     """Algorithm pruning: scores every unit of the full vector and removes the lowest.
 
-    Jobs are (vector [P], initial [P], rows, key, largest [], weights [M+1], rates [M], cap); results are
+    Jobs are (vector [P], initial [P], rows, key, largest [], weights [M+1], rates M, cap); results are
     (mask bool [P], kept bool [units], rate [], raw rate [], largest [], kept entries [], MACs []).
     """
 
@@ -65,38 +71,58 @@ class Prune(Op):
     outputs: ClassVar[int] = 7
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [self._one(*job) for job in jobs]
+        groups = self.task.groups
+        results: list[tuple[Tensor, ...]] = []
+        for job, (score, raw, norm) in zip(jobs, self._looks(jobs), strict=True):
+            largest, weights, rates, cap = job[4:]
+            own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
+            share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
+            kept = prune(score, groups, share)
+            size = groups.kept_entries(kept), groups.macs(kept)
+            results.append((groups.expand(kept), kept, share, raw, torch.maximum(largest, norm), *size))
+        return results
 
-    def _one(
+    def _looks(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        """Scores, raw rate and gradient norm of every job: on a GPU many at once, else one after the other."""
+        inputs = [self._inputs(*job[:5]) for job in jobs]
+        module = deepcopy(self.task.module).eval()
+        together = self.task.device.type == "cuda" and self.form != "full"
+        if not together or len({tuple(part.shape for part in given) for given in inputs}) > 1:
+            return [self._look(module, *given) for given in inputs]
+        stacked = [torch.stack(parts) for parts in zip(*inputs, strict=True)]
+        found = vmap(lambda *given: self._look(module, *given), chunk_size=AT_ONCE)(*stacked)
+        return list(zip(*found, strict=True))
+
+    def _inputs(self, vector: Tensor, initial: Tensor, rows: Indices, key: int, largest: Tensor) -> tuple[Tensor, ...]:
+        task, budget = self.task, self.budget
+        x, y = task.gather(torch.as_tensor(rows, device=vector.device))
+        seed = torch_seed(key, "signs")
+        signs = draw(seed, task.groups, len(rows), task.output_size, budget.probes, budget.draws)
+        start = rademacher(torch_seed(key, "start"), (task.layout.parameters,), vector.device)
+        return vector, initial, x, y, signs.entries, signs.outputs, start, largest
+
+    def _look(
         self,
+        module: nn.Module,
         vector: Tensor,
         initial: Tensor,
-        rows: Indices,
-        key: tuple[Key, ...],
+        x: Tensor,
+        y: Tensor,
+        entries: Tensor,
+        outputs: Tensor,
+        start: Tensor,
         largest: Tensor,
-        weights: Tensor,
-        rates: Sequence[float],
-        cap: float,
-    ) -> tuple[Tensor, ...]:
-        task, groups = self.task, self.task.groups
-        x, y = task.gather(torch.as_tensor(rows, device=vector.device))
-        objective = flat_loss(task.module, task.layout, x, y, task.loss, vector)
-        m, origin = (v[: task.layout.parameters] for v in (vector, initial))
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One device's scores, raw rate p* of the gap rule, and gradient norm."""
+        count = self.task.layout.parameters
+        m, origin = vector[:count], initial[:count]
+        objective = Objective(module, self.task.layout, x, y, self.task.loss, vector[count:])
         at = curvature(objective, m, chunk=8)
-        budget = self.budget
-        signs = draw(torch_seed(*key, "signs"), groups, len(rows), task.output_size, budget.probes, budget.draws)
-        worth = saliency(objective, m, groups, signs, largest, self.form, self.control, 8, at)
-        raw = self._gap(objective, m, origin, at, torch_seed(*key, "start"))
-        own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
-        share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
-        kept = prune(worth.score, groups, share)
-        peak = torch.maximum(largest, worth.gradient_norm)
-        return groups.expand(kept), kept, share, raw, peak, groups.kept_entries(kept), groups.macs(kept)
-
-    def _gap(self, objective: Objective, m: Tensor, origin: Tensor, at: Curvature, seed: int) -> Tensor:
-        """The raw p* of the gap rule."""
-        spectrum = lanczos(at.hessian, rademacher(seed, m.shape, m.device), self.budget.steps)
-        return gap_rate(spectrum, lipschitz(objective, m, origin, self.budget.points, at))
+        probes = Probes(entries, outputs)
+        worth = saliency(objective, m, self.task.groups, probes, largest, self.form, self.control, 8, at)
+        spectrum = lanczos(at.hessian, start, self.budget.steps)
+        raw = gap_rate(spectrum, lipschitz(objective, m, origin, self.budget.points, at))
+        return worth.score, raw, worth.gradient_norm
 
     def flops(self, macs: float) -> float:
         """The cost of one step on a full model of so many multiply-accumulates."""
