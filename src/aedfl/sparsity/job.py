@@ -17,11 +17,10 @@ from ..task import Task
 from ..training.plan import Indices
 from .curvature import curvature, rademacher
 from .lanczos import lanczos
-from .loss_change import Form
+from .loss_change import Form, Probes
 from .objective import Objective
 from .rate import gap_rate, lipschitz, merge_rates
-from .probes import Probes, draw
-from .saliency import saliency
+from .saliency import draw, saliency
 from .select import prune
 
 Rate = Literal["gap", "schedule"]
