@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -94,14 +95,6 @@ def test_heavy_jobs_wait_until_their_batch_is_as_large_as_it_can_be() -> None:
     assert (first.get().item(), second.get().item()) == (1.0, 2.0)
 
 
-def test_a_queue_counts_the_heavy_jobs_that_wait() -> None:
-    queue = Queue()
-    values = [submit(queue, op, known(1.0)) for op in (Heavy(), Add(), Heavy())]
-    assert queue.heavy == 2 and len(values) == 3
-    queue.flush()
-    assert queue.heavy == 0
-
-
 def test_what_nobody_holds_never_runs() -> None:
     queue, op = Queue(), Add()
     kept = submit(queue, op, known(1.0))
@@ -132,8 +125,6 @@ def test_what_others_still_need_runs_though_its_own_value_is_gone() -> None:
 def test_inputs_are_let_go_once_the_result_is_there() -> None:
     queue, op = Queue(), Add()
     upstream = known(2.0)
-    import weakref
-
     watch = weakref.ref(upstream)
     downstream = submit(queue, op, upstream)
     del upstream
@@ -169,7 +160,7 @@ def test_a_long_chain_is_no_deep_recursion() -> None:
 def test_values_are_found_and_resolved_in_nested_arguments() -> None:
     a, b, c = known(1.0), known(2.0), known(3.0)
     nested = (a, "x", (None, [b], 4), {"key": (c,)})
-    assert list(values_in(nested)) == [a, b, c]
+    assert set(values_in(nested)) == {a, b, c}
     assert resolve((a, "x", (None, [b], 4))) == (a.data, "x", (None, (b.data,), 4))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,3 +101,22 @@ def test_runs_are_the_same_to_the_bit(method: str) -> None:
         return [(row.time, row.index, row.w) for row in run.rows]
 
     assert record() == record()
+
+
+def sections() -> dict[str, str]:
+    text = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
+    return {part.partition("\n")[0]: part for part in text.split("\n## ")[1:]}
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("aedfl")])
+def test_the_documentation_names_every_parameter_with_its_default(method: str) -> None:
+    lines = [line for line in sections()[method].splitlines() if line.startswith("| `")]
+    found: dict[str, str] = {}
+    for line in lines:
+        names, defaults = (cell.strip() for cell in line.split("|")[1:3])
+        pairs = zip(names.replace("`", "").split(", "), defaults.split(", "), strict=True)
+        found |= dict(pairs)
+    hyper = METHODS[method].hyper
+    values = {parameter.name: getattr(hyper, parameter.name) for parameter in dataclasses.fields(hyper)}
+    assert found.keys() == values.keys()
+    assert {name: type(values[name])(text) for name, text in found.items()} == values

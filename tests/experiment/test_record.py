@@ -116,7 +116,7 @@ def test_a_record_is_cut_back_to_a_length(tmp_path: Path) -> None:
     made = Record(tmp_path)
     made.add("metrics", {"a": 1})
     offsets = made.settle()
-    made.add("metrics", {"a": 2})
+    made.add("metrics", {"a": 2, "longer": "than what replaces it"})
     made.settle()
     made.close()
     again = Record(tmp_path, offsets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,12 +48,18 @@ def config(devices: int, **more: Any) -> RunConfig:
     return load("digits", devices=devices, topology={"kind": "full"}, **{"stop": stop, **more})
 
 
+@cache
+def evaluator(task: Task) -> Evaluator:
+    """Made once, before anything trains: it traces the module, which other threads of the process must not see."""
+    return Evaluator(task)
+
+
 def kit(settings: RunConfig, task: Task | None = None) -> Kit:
     task = task or tiny_task(max(5, settings.devices))
     pairs = [tiny_rows(index) for index in range(5)]
     rows: Any = SimpleNamespace(train=[own for own, _ in pairs], held_out=[held for _, held in pairs])
     rows.public = np.empty(0, dtype=np.int64)
-    return Kit(settings, task, task.start, Evaluator(task), rows)
+    return Kit(settings, task, task.start, evaluator(task), rows)
 
 
 class Cluster:
@@ -66,6 +73,7 @@ class Cluster:
         if self.authority is not None:
             for name in ("coordinator", *(f"device-{index}" for index in range(devices + 1))):
                 self.authority.issue(name)
+        evaluator(tiny_task(max(5, devices)))
         self.nodes: dict[int, Node] = {}
         self.tasks: dict[int, asyncio.Task[Any]] = {}
         self.token = ""

@@ -21,9 +21,9 @@ from aedfl.net.coordinator import Coordinator
 from aedfl.net.credentials import Plaintext
 from aedfl.net.kit import Kit
 from aedfl.net.node import Node, Options
-from aedfl.training.evaluate import Evaluator
 from contract.harness import Harness, Notes
 from contract.suite import CHECKS
+from net.cluster import evaluator
 from sim.worlds import PLAN, tiny_rows, tiny_task
 
 
@@ -128,7 +128,7 @@ def _kit(config: RunConfig) -> Kit:
     pairs = [tiny_rows(index) for index in range(config.devices)]
     rows: Any = SimpleNamespace(train=[own for own, _ in pairs], held_out=[held for _, held in pairs])
     rows.public = np.empty(0, dtype=np.int64)
-    return Kit(config, task, task.start, Evaluator(task), rows)
+    return Kit(config, task, task.start, evaluator(task), rows)
 
 
 def _config(devices: int, topology: str, updates: int | None, lr_decay: float, seed: int) -> RunConfig:

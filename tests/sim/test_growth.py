@@ -96,3 +96,9 @@ def test_a_run_follows_from_its_seed() -> None:
 @pytest.mark.parametrize("lookahead", [1, 3, 7])
 def test_a_run_does_not_depend_on_how_its_jobs_were_batched(lookahead: int) -> None:
     assert rows(lookahead=lookahead) == rows()
+
+
+@pytest.mark.parametrize(("lookahead", "largest"), [(2, 2), (256, 5)])
+def test_lookahead_bounds_what_waits_to_be_computed(lookahead: int, largest: int) -> None:
+    made = world(gossip, devices=5, updates=3, lookahead=lookahead).run()
+    assert max(made.queue.batches) == largest and sum(made.queue.batches) == 15

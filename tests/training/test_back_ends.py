@@ -77,14 +77,14 @@ def test_bits_do_not_depend_on_where_a_large_batch_is_cut() -> None:
 
 
 def test_a_job_that_diverged_is_not_spoilt_by_longer_ones() -> None:
-    """Its weights overflow; steps that only others take must not turn them into something else."""
-    task, plan = built_in("mlp"), PLANS["everything"]
+    """Its only step leaves weights so large that a further one would overflow; only others take one."""
+    task, plan = built_in("mlp"), PLANS["plain"]
     short, long = jobs(task, sizes=(3, 12))
-    broken = replace(short, vector=short.vector * 1e18, lr=1e18)
+    broken = replace(short, lr=1e20)
     trainer = BatchedTrainer(task)
-    (alone,), beside = trainer.train(plan, [broken]), trainer.train(plan, [broken, long])
-    for a, b in zip(vars(alone).values(), vars(beside[0]).values(), strict=True):
-        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+    alone = trainer.train(plan, [broken])
+    assert alone[0].vector.isfinite().all() and alone[0].vector.abs().max() > 1e17
+    assert same_bits(alone, trainer.train(plan, [broken, long])[:1])
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet8-batch"])

@@ -31,7 +31,7 @@ def jobs(task: Task, count: int) -> list[TrainJob]:
     for i in range(count):
         mask = torch.rand(task.layout.size, generator=torch.Generator().manual_seed(i)) > 0.3 if i % 2 else None
         rows = np.arange(i * 3, i * 3 + 90 + 7 * i)
-        found.append(TrainJob(task.start, rows, (0, i), 0.02 + 0.005 * i, 1 + i % 2, mask))
+        found.append(TrainJob(task.start, rows, (0, i), 0.002 + 0.0005 * i, 1 + i % 2, mask))
     return found
 
 

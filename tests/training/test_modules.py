@@ -105,16 +105,20 @@ def test_a_module_that_mixes_samples_never_sees_padding() -> None:
 
 
 class Scaled(nn.Module):
-    """A buffer that gradients pass through, next to one that is written to."""
+    """A buffer that gradients pass through, next to some that are written to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
         self.norm = nn.BatchNorm1d(8)
         self.register_buffer("scale", torch.linspace(0.5, 1.5, 8))
+        self.register_buffer("mean", torch.zeros(8))
 
     def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.last(self.norm(self.first(x) * self.scale))
+        hidden = self.first(x) * self.scale
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * hidden.detach().mean(0))
+        output: Tensor = self.last(self.norm(hidden))
         return output
 
 
@@ -155,7 +159,9 @@ def test_constant_and_changing_buffers_live_side_by_side() -> None:
     assert supports(task)
     one, other = both(task, sizes=(4, 8, 11))
     assert_close(one, other, atol=3e-4)
-    assert torch.equal(buffers(task, other[0])["scale"], torch.linspace(0.5, 1.5, 8))
+    for result in one + other:
+        assert torch.equal(buffers(task, result)["scale"], torch.linspace(0.5, 1.5, 8))
+        torch.testing.assert_close(buffers(task, result)["mean"], buffers(task, result)["norm.running_mean"])
 
 
 def test_a_replaced_buffer_is_not_forgotten_and_not_mixed_up() -> None:
@@ -189,6 +195,11 @@ def test_dropout_is_the_same_on_both_back_ends_and_in_any_batch() -> None:
     given = jobs(task)
     trainer = BatchedTrainer(task)
     assert same_bits(other, [trainer.train(PLANS["momentum"], [job])[0] for job in given])
+
+
+def test_dropout_next_to_batch_statistics_is_the_same_on_both_back_ends() -> None:
+    module = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 4))
+    assert_close(*both(own(module), sizes=(8, 11, 4)), atol=3e-4)
 
 
 def test_dropout_is_the_same_under_masks() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from math import floor
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..context import Context
@@ -40,5 +39,5 @@ def lowest_go(scores: Tensor, groups: ChannelGroups, shares: Mapping[str, float]
         width = units.stop - units.start
         count = min(floor(shares[name] * width + 1e-9), width - 1)
         order = scores[units].sort(stable=True).indices
-        kept[units] = kept[units].index_fill(0, order[:count], torch.tensor(False))
+        kept[units] = kept[units].index_fill(0, order[:count], False)
     return kept

@@ -115,6 +115,11 @@ class Desk:
     """Of every client that was ever heard of."""
     longest: dict[int, float] = field(default_factory=dict)
     """Seconds between a client's order and its update, the most so far."""
+    slowest: float = 0.0
+    """The most of any client."""
+    last: int | None = None
+    """The client at work that is given up last, and when."""
+    due: float = inf
 
     @classmethod
     def open(cls, ctx: Context) -> Desk:
@@ -126,6 +131,7 @@ class Desk:
         self.ctx.send(client, self.model, kind="order", version=self.version, **fields)
         self.orders[client] = Order(self.version, self.model, self.ctx.now)
         self.idle.discard(client)
+        self.last = None
 
     async def arrival(self, until: float = inf) -> tuple[int, Update | None] | None:
         """The next client that reports, with its update if it brings one; None at `until` or after `ASK` seconds.
@@ -145,6 +151,7 @@ class Desk:
         if order is None or message.model is None:
             return client, None
         self.longest[client] = max(self.longest.get(client, 0.0), self.ctx.now - order.time)
+        self.slowest = max(self.slowest, self.longest[client])
         return client, Update(client, message.model, order.model, order.version, given["samples"], given)
 
     async def update(self) -> Update | None:
@@ -157,11 +164,17 @@ class Desk:
                 self.hand(client)
         return None
 
-    def deadline(self, clients: Collection[int]) -> float:
-        """When the last of these clients at work is overdue."""
+    def overdue(self, clients: Collection[int]) -> tuple[float, int | None]:
+        """When the last of these clients at work is given up, and which one that is."""
         unknown = SPREAD * min(self.longest.values(), default=inf)
-        known = {client: PATIENCE * seconds for client, seconds in self.longest.items()}
-        return max((self.orders[c].time + known.get(c, unknown) for c in clients), default=inf)
+        spans = {c: PATIENCE * self.longest[c] if c in self.longest else unknown for c in clients}
+        return max(((self.orders[c].time + span, c) for c, span in spans.items()), default=(inf, None))
+
+    def deadline(self) -> float:
+        """When the last client at work is given up; looked for again only once that one has come."""
+        if self.longest and self.last not in self.orders:
+            self.due, self.last = self.overdue(self.orders)
+        return self.due if self.longest else inf
 
     def forget(self, clients: Collection[int]) -> None:
         """These are not waited for any more."""
@@ -178,7 +191,7 @@ class Desk:
             self.hand(member)
         arrived: dict[int, Update] = {}
         while self.ctx.running and (self.orders or not arrived):
-            until = self.deadline(self.orders)
+            until = self.deadline()
             client, update = await self.arrival(until) or (None, None)
             if update is not None:
                 arrived[update.client] = update

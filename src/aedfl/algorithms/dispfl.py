@@ -174,7 +174,7 @@ class Peers:
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
-        self.queues: dict[int, list[Message]] = {peer: [] for peer in ctx.in_neighbours if peer != ctx.index}
+        self.queues: dict[int, list[Message]] = {}
         self.silent: set[int] = set()
         self.longest = 0.0
 
@@ -189,19 +189,20 @@ class Peers:
             message = await self.ctx.wait(max(0.0, limit - self.ctx.now), kind="model")
             if message is None:
                 self.silent |= missing
-            elif message.source in self.queues:
-                self.queues[message.source].append(message)
+            else:
+                self.queues.setdefault(message.source, []).append(message)
                 self.silent.discard(message.source)
         if self.ctx.now < limit:
             self.longest = max(self.longest, self.ctx.now - began)
-        models = [queue[0] for _, queue in sorted(self.queues.items()) if queue]
+        models = [self.queues[peer][0] for peer in sorted(self.ctx.in_neighbours) if self.queues.get(peer)]
         return models, min((message.fields["round"] for message in models), default=number)
 
     def _missing(self, number: int) -> set[int]:
         """Neighbours without a model of this round or a later one; older ones are thrown away."""
         for queue in self.queues.values():
             queue[:] = [message for message in queue if message.fields["round"] >= number]
-        return {peer for peer, queue in self.queues.items() if not queue} - self.silent
+        there = {peer for peer, queue in self.queues.items() if queue}
+        return {*self.ctx.in_neighbours} - {self.ctx.index} - there - self.silent
 
 
 METHOD = Method("dispfl", "synchronous averaging of sparse models", Hyper(), device, paper="Dai et al., ICML 2022")

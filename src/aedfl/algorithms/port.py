@@ -105,10 +105,11 @@ async def collect(desk: Desk, size: int, bound: int) -> list[Update]:
         desk.ctx.send(late, kind="urgent", version=desk.orders[late].version)
     buffer: list[Update] = []
     while desk.ctx.running:
-        missing = desk.orders.keys() & urgent if len(buffer) >= size else desk.orders.keys()
+        full = len(buffer) >= size
+        missing = urgent & desk.orders.keys() if full else desk.orders
         if buffer and not missing:
             return buffer
-        until = desk.deadline(missing)
+        until = desk.overdue(missing)[0] if full else desk.deadline()
         client, update = await desk.arrival(until) or (None, None)
         if update is not None:
             buffer.append(update)

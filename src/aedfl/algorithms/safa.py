@@ -85,10 +85,9 @@ async def pick(desk: Desk, last: set[int], quota: int, limit: float) -> tuple[li
 
 def latest(desk: Desk, began: float) -> float:
     """When a round without a fixed deadline ends: once the slowest could have done an update since it began."""
-    unknown = desk.orders.keys() - desk.longest.keys()
-    if unknown:
-        return desk.deadline(unknown)
-    return began + MARGIN * max(desk.longest.values(), default=inf)
+    if len(desk.longest) < len(desk.samples) and (unknown := desk.orders.keys() - desk.longest.keys()):
+        return desk.overdue(unknown)[0]
+    return began + MARGIN * (desk.slowest or inf)
 
 
 async def client(ctx: Context, hyper: Hyper) -> None:

@@ -121,7 +121,7 @@ async def server(ctx: Context, hyper: Hyper) -> None:
         for client in sorted(desk.idle):
             desk.hand(client)
         updates = await collect(desk, length)
-        length = length or MARGIN * max(desk.longest.values(), default=0.0) / (hyper.staleness + 1)
+        length = length or MARGIN * desk.slowest / (hyper.staleness + 1)
         updates = [update for update in updates if desk.version - update.version <= hyper.staleness]
         vector, shares = (desk.model.vector, None) if not updates else await aggregate(desk, updates, hyper)
         desk.publish(replace(desk.model, vector=vector), updates, {"length": length}, weights=shares)
@@ -132,7 +132,7 @@ async def collect(desk: Desk, length: float) -> list[Update]:
     updates: list[Update] = []
     end = desk.ctx.now + length
     while desk.ctx.running and (desk.ctx.now < end if length else desk.orders or not updates):
-        until = end if length else desk.deadline(desk.orders)
+        until = end if length else desk.deadline()
         client, update = await desk.arrival(until) or (None, None)
         if update is not None:
             updates.append(update)

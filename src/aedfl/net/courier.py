@@ -162,21 +162,19 @@ class Courier:
         loop = asyncio.get_running_loop()
         packed = await loop.run_in_executor(None, wire.pack, parcel.kind, parcel.model, self._layout, parcel.fields)
         began = loop.time()
-        receipt, checksum = await self._transfer(channel, packed, self._stamp(parcel.number))
+        receipt = await self._transfer(channel, packed, self._stamp(parcel.number))
         if receipt.later:
             return False
         if receipt.taken:
             self._counters.messages_sent += 1
             self._counters.bytes_sent += packed.length
             self.transfers.append((packed.length, loop.time() - began))
-            extra = {"event": "sent", "to": self.target, "number": parcel.number, "checksum": checksum}
-            log.debug("sent", extra=extra)
         else:
             self._counters.messages_lost += 1
             log.warning(f"device {self.target} refused a message: {receipt.reason}", extra={"event": "refused"})
         return True
 
-    async def _transfer(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> tuple[Receipt, int]:
+    async def _transfer(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> Receipt:
         call = channel.stream_unary(SEND, None, Receipt.FromString)()
         checksum = 0
         try:
@@ -186,13 +184,16 @@ class Courier:
                     await call.write(frame)
             async with asyncio.timeout(STALL):
                 await call.done_writing()
+            offer = {"event": "offered", "to": self.target, "boot": stamp.boot, "number": stamp.number}
+            log.debug("offered", extra={**offer, "checksum": checksum})
         except asyncio.InvalidStateError:
             pass  # the receiver has answered before the end: it does not want the rest
         except TimeoutError:
             call.cancel()
             raise
         async with asyncio.timeout(STALL):
-            return await call, checksum
+            receipt: Receipt = await call
+            return receipt
 
     async def _connected(self, member: Member) -> grpc.aio.Channel:
         """The channel to where the receiver is now; a new one when it has moved or has a new certificate."""

@@ -3,7 +3,8 @@
 They act on whole models in the order given here. `cosine` keeps out a model that has moved away from the common start
 in another direction than the own one. `clip` pulls a model that is too far from the own one towards it. `trimmed` and
 `median` put in the place of a neighbour's model the trimmed mean, or the median, over the own model and the
-newest of every neighbour, parameter by parameter: a few bad ones among them then have no say.
+newest of every neighbour, parameter by parameter: a few bad ones among them then have no say. A server's models are
+taken as they are: whoever does not trust the server should not take part.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..context import Message, Model
+from ..context import SERVER, Message, Model
 from ..graph import Value
 from ..rules.robust import clip_norms, coordinate_median, cosine_filter, trimmed_mean
 
@@ -41,8 +42,8 @@ class Robust:
 class Gate:
     """Remembers the newest model of every neighbour, and says what a program gets to see of a new one."""
 
-    def __init__(self, robust: Robust, start: Tensor) -> None:
-        self.robust, self._start = robust, start
+    def __init__(self, robust: Robust, start: Tensor, trusting: bool = False) -> None:
+        self.robust, self._start, self._trusting = robust, start, trusting
         self._held: dict[int, Model] = {}
 
     def forget(self, staying: set[int]) -> None:
@@ -52,7 +53,7 @@ class Gate:
 
     def __call__(self, message: Message, own: Model) -> Message | None:
         """The message with a model that may be merged; None to keep it out."""
-        if message.model is None:
+        if message.model is None or message.source == SERVER:
             return message
         robust = self.robust
         mine, given = own.vector.get(), _filled(message.model, own.vector.get())
@@ -67,14 +68,17 @@ class Gate:
         return replace(message, model=model)
 
     def _agrees(self, mine: Tensor, given: Tensor, threshold: float) -> bool:
-        """Before the own first update there is nothing to compare with."""
+        """Before its own first update a device has nothing to compare with, and takes nothing; a server must."""
         change, other = mine - self._start, given - self._start
         if not bool(change.any()):
-            return True
+            return self._trusting
         valid = torch.ones(1, 1, dtype=torch.bool)
         return bool(cosine_filter(change[None], other[None, None], valid, threshold)[0, 0])
 
     def _middle(self, mine: Tensor) -> Tensor:
+        """Of two opinions there is no middle that one of them could not move at will: the own one counts then."""
+        if len(self._held) < 2:
+            return mine
         stack = torch.stack([mine, *(_gaps(model) for model in self._held.values())])[None]
         valid = torch.ones(1, stack.shape[1], dtype=torch.bool)
         if self.robust.rule == "median":

@@ -101,8 +101,7 @@ def check_address(address: str) -> None:
 def _reason(details: str) -> str:
     """gRPC's words for the usual mistakes, in ours."""
     low = details.lower()
-    signs = ("certificate_verify_failed", "certificate verify failed", "unable to get local issuer", "signature failure")
-    if any(sign in low for sign in signs):
+    if any(sign in low for sign in ("verify_failed", "verify failed", "local issuer", "signature failure")):
         return "its certificate was not made by this device's authority (ca.pem), or has expired"
     if "peer name" in low or "hostname verification" in low:
         return "what answers there is not the coordinator: its certificate has another name"

@@ -200,7 +200,7 @@ class Node:
         self.transport = Transport(self.index, self.run_id, checker, self.security, self.options.lifetime)
         self.context = NetContext(self.index, part, self.clock, self.transport, self.store)
         self.context.observer = self._observe
-        self.gate = Gate(self.options.robust, part.start) if self.options.robust.active else None
+        self.gate = Gate(self.options.robust, part.start, self.index == SERVER) if self.options.robust.active else None
         find = finder(self.method.device.__globals__)
         self.context.revive(self.store.load(find), self.store.messages(find))
         self.store.open_record(self.context.update)
@@ -433,8 +433,9 @@ class Node:
         if self._beats is not None:
             self._beats.cancel()
         if hasattr(self, "context"):
-            self.context.close()
+            self.context.end()
             await self.transport.close()
+            self.context.close()
             await self.store.settle()
         await self.link.close()
         self.store.close()

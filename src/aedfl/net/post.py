@@ -147,8 +147,8 @@ class Post:
                 sender.note(header.boot, header.number)
                 self._counters.messages_received += 1
                 self._counters.bytes_received += incoming.length
-                what = {"event": "received", "from": source, "number": header.number, "checksum": incoming.checksum}
-                log.debug("received", extra=what)
+                what = {"event": "received", "from": source, "boot": header.boot, "number": header.number}
+                log.debug("received", extra={**what, "checksum": incoming.checksum})
                 await self._deliver(message)
             return Receipt(taken=True)
         finally:
