@@ -16,6 +16,7 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,9 +87,9 @@ def _time_ops(parts: dict[str, float]) -> None:
 
     run = graph._run
 
-    def timed(op: graph.Op, nodes: list[graph.Node]) -> None:
+    def timed(op: graph.Op, nodes: list[graph.Node], settled: Any) -> None:
         begin = time.perf_counter()
-        run(op, nodes)
+        run(op, nodes, settled)
         parts["training" if op.heavy else "merging"] += time.perf_counter() - begin
 
     graph._run = timed

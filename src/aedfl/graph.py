@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -49,18 +49,19 @@ class Node:
 class Value:
     """Handle of an immutable tensor that may not be computed yet."""
 
-    __slots__ = ("__weakref__", "data", "node", "serial")
+    __slots__ = ("__weakref__", "data", "home", "node", "serial")
 
     def __init__(self, data: Tensor | None = None, node: Node | None = None, serial: int = -1) -> None:
         self.data = data
         self.node = node
         self.serial = serial
+        self.home: torch.device | None = None  # where it is used, if it does not lie there
 
     def get(self) -> Tensor:
         """The tensor. Only engines and ops may look; a program uses `Context.read`."""
         if self.data is None:
             raise RuntimeError(f"value {self.serial} was read before it was computed")
-        return self.data
+        return self.data if self.home is None else self.data.to(self.home, non_blocking=True)
 
     def __repr__(self) -> str:
         return f"Value({self.serial}, {'queued' if self.data is None else tuple(self.data.shape)})"
@@ -109,6 +110,8 @@ class Queue:
 
     def __init__(self) -> None:
         self._waiting: list[weakref.ref[Node]] = []
+        self.settled: Callable[[Value], None] | None = None
+        """Told every value that has been computed; may find another place for its tensor."""
         self.flushes = 0
         self.batches: list[int] = []
 
@@ -133,7 +136,7 @@ class Queue:
             heavy = not ready[False]
             wave, ready[heavy] = ready[heavy], []
             for op, group in _by_op(wave).items():
-                _run(op, group)
+                _run(op, group, self.settled)
                 if heavy:
                     self.batches.append(len(group))
             for node in wave:
@@ -163,11 +166,13 @@ def _by_op(nodes: list[Node]) -> dict[Op, list[Node]]:
 
 
 @torch.no_grad()
-def _run(op: Op, nodes: list[Node]) -> None:
+def _run(op: Op, nodes: list[Node], settled: Callable[[Value], None] | None) -> None:
     results = op.run([tuple(resolve(arg) for arg in node.args) for node in nodes])
     for node, outputs in zip(nodes, results, strict=True):
         for ref, tensor in zip(node.values, outputs, strict=True):
             value = ref()
             if value is not None:
                 value.data, value.node = tensor, None
+                if settled is not None:
+                    settled(value)
         node.args = ()

@@ -23,7 +23,9 @@ EARLY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", [name for name in METHODS if not name.startswith("aedfl")])
 def test_a_dropped_run_ends_the_same(method: str, tmp_path: Path) -> None:
-    config = small(method, hyper=EARLY.get(method, {}), fleet={"mean_up": 15.0, "mean_down": 3.0})
+    config = small(
+        method, hyper=EARLY.get(method, {}), fleet={"mean_up": 15.0, "mean_down": 3.0}, stop={"virtual_seconds": 20.0}
+    )
     whole = simple_run(config, tmp_path / "whole")
     folder = tmp_path / "torn"
     claim(folder, config, force=False)

@@ -18,6 +18,7 @@ from ..data import Dataset, load
 from ..data.partition import hold_out, partition, split_validation
 from ..errors import UserError
 from ..graph import Queue
+from ..placement import Placement
 from ..randomness import generator, torch_seed
 from ..sim.fleet import Fleet, read_speeds, read_trace, uniform_seconds
 from ..sim.network import Links
@@ -58,6 +59,7 @@ class Workshop:
     def __init__(self, own: Own | None = None) -> None:
         self.own = own or Own()
         self.queue = Queue()
+        self.placement: Placement | None = None
         self._benches: dict[str, Bench] = {}
 
     def bench(self, config: RunConfig) -> Bench:
@@ -84,6 +86,9 @@ class Workshop:
         dataset = self.own.dataset or load(config.data.name, config.data.directory)
         module = self.own.module or _module(config, dataset)
         task = Task(module, dataset, self.own.loss, self.own.metric, device)
+        if engine.cache_budget_mib is not None:
+            self.placement = Placement(int(engine.cache_budget_mib * 2**20), task.device)
+            self.queue.settled = self.placement.admit
         trainer = _trainer(engine.trainer, task, engine.threads or os.cpu_count() or 1, engine.precision == "bf16")
         return Bench(task, trainer, Evaluator(task), self.own.module is not None)
 

@@ -357,10 +357,12 @@ class Node:
     async def _first(self, *things: Any) -> bool:
         """Waits for the first of these; raises if that one failed. True if it was none of the events."""
         tasks = [asyncio.ensure_future(thing) for thing in things]
-        done, late = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in late:
-            if task is not self.context.failure:
-                task.cancel()
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                if task is not self.context.failure:
+                    task.cancel()
         for task in done:
             task.result()
         return tasks[0] not in done

@@ -1,0 +1,56 @@
+"""Where models that wait lie: in the accelerator's memory until a budget is reached, then in pinned host memory.
+
+The paper's rule for cached models. A model in host memory is brought over when it is used, and the copy is dropped
+afterwards; results do not depend on where a model lay.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from .graph import Value
+
+SMALL = 1 << 12
+"""Tensors below this many bytes are not worth moving."""
+
+
+class Placement:
+    """Keeps the tensors of living values within `budget` bytes of a device's memory, first come, first served."""
+
+    def __init__(self, budget: int, device: torch.device) -> None:
+        self.budget = budget
+        self.device = device
+        self.used = 0
+        self.moved = 0
+        self._alive: dict[int, weakref.ref[Value]] = {}
+
+    def admit(self, value: Value) -> None:
+        """Finds a place for a value that has just been computed."""
+        data = value.data
+        if data is None or data.nbytes < SMALL:
+            return
+        if self.used + data.nbytes <= self.budget:
+            self._hold(value, data.nbytes)
+        else:
+            value.data, value.home = _host(data), data.device
+            self.moved += 1
+
+    def _hold(self, value: Value, size: int) -> None:
+        self.used += size
+        key = id(value)
+
+        def gone(_: weakref.ref[Value]) -> None:
+            self.used -= size
+            del self._alive[key]
+
+        self._alive[key] = weakref.ref(value, gone)
+
+
+def _host(data: Tensor) -> Tensor:
+    """A copy in host memory, pinned where there is an accelerator to copy it back to."""
+    if data.device.type != "cuda":
+        return data.clone()
+    return torch.empty(data.shape, dtype=data.dtype, pin_memory=True).copy_(data)
