@@ -18,6 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import torch
 from torch import nn
@@ -109,10 +110,10 @@ async def live(count: int, seed: int, folder: Path) -> dict[str, Any]:
             for part in parts:
                 await call.write(part)
             await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass
-        receipt = await call
-        outcome["later" if receipt.later else "taken" if receipt.taken else "refused"] += 1
+            receipt = await call
+            outcome["later" if receipt.later else "taken" if receipt.taken else "refused"] += 1
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            outcome["cut off"] += 1
         frames += len(parts)
         if number == count // 4:
             settled = memory()

@@ -31,10 +31,10 @@ from aedfl.net.check import Checker
 from aedfl.net.credentials import Plaintext, Security, Tls
 from aedfl.net.identity import Authority
 from aedfl.net.protocol_pb2 import Member
-from aedfl.net.transport import OPTIONS, Transport
+from aedfl.net.transport import Transport
 from aedfl.net.wire import CHUNK
 
-OPEN: list[tuple[str, Any]] = [*OPTIONS, ("grpc.max_receive_message_length", -1)]
+OPEN: list[tuple[str, Any]] = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 def layout(count: int) -> Layout:
@@ -164,6 +164,7 @@ def receive_socket(pipe: Any) -> None:
         while connection.recv_into(buffer):
             pass
         connection.close()
+        pipe.send("done")
 
 
 def plain_socket(count: int, messages: int) -> float:
@@ -175,8 +176,10 @@ def plain_socket(count: int, messages: int) -> float:
         begin = time.perf_counter()
         for _ in range(messages):
             connection.sendall(data)
+    here.recv()
+    seconds = time.perf_counter() - begin
     process.join()
-    return 4 * count * messages / (time.perf_counter() - begin)
+    return 4 * count * messages / seconds
 
 
 # ---- many devices
@@ -188,9 +191,8 @@ async def many(devices: int, seconds: float, folder: Path) -> dict[str, Any]:
 
     async def idle(ctx: Any, _: Any) -> None:
         while ctx.running:
-            await ctx.sleep(1.0)
-            for other in ctx.out_neighbours:
-                ctx.send(other, ctx.initial(), samples=1)
+            await ctx.sleep(2.0)
+            ctx.send(int(ctx.random("neighbour").choice(ctx.out_neighbours)), ctx.initial(), samples=1)
             ctx.publish(ctx.initial())
             ctx.receive()
 

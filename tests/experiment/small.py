@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from aedfl.experiment.config import RunConfig, from_toml, load
+from aedfl.experiment.config import RunConfig, from_toml, load, to_toml
 from aedfl.experiment.progress import Silent
 from aedfl.experiment.run import Run, claim, drive_all
 from aedfl.experiment.workshop import Workshop
@@ -24,7 +26,7 @@ def small(method: str = "aedfl-0", **changes: Any) -> RunConfig:
         "training": {"epochs": 1, "batch_size": 10, "lr": 0.05, "momentum": 0.5},
         "fleet": {"fastest": 0.4, "slowest": 2.0},
         "links": {"latency": 0.3, "loss": 0.05},
-        "stop": {"virtual_seconds": 30.0},
+        "stop": {"virtual_seconds": 20.0},
         "evaluation": {"every": 2.0, "local_samples": 40},
         "record": {"checkpoint_seconds": 1e-9, "keep_checkpoints": 3},
         "engine": {"device": "cpu"},
@@ -49,6 +51,22 @@ def simple_run(config: RunConfig, folder: Path) -> dict[str, Any]:
     return record(folder)
 
 
+def whole(config: RunConfig) -> dict[str, Any]:
+    """The record of that config's run without interruption; made once."""
+    return _whole(to_toml(config))
+
+
+@cache
+def _whole(text: str) -> dict[str, Any]:
+    with TemporaryDirectory() as folder:
+        return simple_run(from_toml(text), Path(folder) / "run")
+
+
+def rows(found: dict[str, Any], stream: str) -> list[dict[str, Any]]:
+    """The rows of a stream in a record."""
+    return [json.loads(line) for line in found[f"{stream}.jsonl"].splitlines()]
+
+
 def interrupted(folder: Path, flushes: int, workshop: Workshop | None = None) -> bool:
     """Goes on with a run for so many flushes and drops it there; true if it got to its end before."""
     workshop = workshop or Workshop()
@@ -66,4 +84,4 @@ def interrupted(folder: Path, flushes: int, workshop: Workshop | None = None) ->
 def pruning() -> RunConfig:
     """AEDFL with all of its modules, pruning early, so that there are decisions which follow from values read."""
     early = {"prune_start": 2, "prune_every": 2, "prune_end": 6, "probes": 2, "lanczos_steps": 4}
-    return small("aedfl", hyper=early, stop={"virtual_seconds": 150.0}, evaluation={"every": 10.0})
+    return small("aedfl", hyper=early, stop={"virtual_seconds": 90.0}, evaluation={"every": 10.0})

@@ -15,7 +15,7 @@ from aedfl.errors import UserError
 from aedfl.experiment import checkpoint
 from aedfl.experiment.config import from_toml
 from aedfl.experiment.run import claim, compare, run
-from experiment.small import NOSY, interrupted, record, simple_run, small
+from experiment.small import NOSY, interrupted, record, simple_run, small, whole
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def no_space(*_: Any, **__: Any) -> None:
 def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = simple_run(small(NOSY), tmp_path / "whole")
+    expected = whole(small(NOSY))
     before = torn(tmp_path / "torn")
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "save_file", no_space)
@@ -89,14 +89,14 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_earlier_ones(
     assert error.value.errno == errno.ENOSPC and str(tmp_path / "torn") in str(error.value.filename)
     assert files(tmp_path / "torn") == before
     assert interrupted(tmp_path / "torn", 10_000)
-    assert record(tmp_path / "torn") == whole
+    assert record(tmp_path / "torn") == expected
 
 
 def test_a_record_that_does_not_fit_is_completed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a line is written, then the disk is full."""
     from aedfl.experiment import record as streams
 
-    whole = simple_run(small(NOSY), tmp_path / "whole")
+    expected = whole(small(NOSY))
     before = torn(tmp_path / "torn")
     real, written = streams._line, []
 
@@ -114,7 +114,7 @@ def test_a_record_that_does_not_fit_is_completed_later(tmp_path: Path, monkeypat
             interrupted(tmp_path / "torn", 10_000)
     assert files(tmp_path / "torn").keys() & before.keys()
     assert interrupted(tmp_path / "torn", 10_000)
-    assert record(tmp_path / "torn") == whole
+    assert record(tmp_path / "torn") == expected
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_fills_up_loses_nothing_that_was_safe(tiny_disk: Path, tmp_path: Path) -> None:
     """Once there is space again, the run goes on to the very end."""
     config = small(NOSY, model={"name": "mlp", "options": {"hidden": [4]}})
-    whole = simple_run(config, tmp_path / "whole")
+    expected = whole(config)
     folder = tiny_disk / "run"
     with pytest.raises(OSError, match="No space left"):
         simple_run(config, folder)
@@ -140,4 +140,4 @@ def test_a_disk_that_fills_up_loses_nothing_that_was_safe(tiny_disk: Path, tmp_p
     assert not [name for name in files(folder) if name.endswith(".partial")]
     subprocess.run(["mount", "-o", "remount,size=8m", str(tiny_disk)], check=True)
     assert interrupted(folder, 10_000)
-    assert record(folder) == whole
+    assert record(folder) == expected

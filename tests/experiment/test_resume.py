@@ -18,7 +18,7 @@ from aedfl.experiment.config import RunConfig, from_toml, to_toml
 from aedfl.experiment.record import read_rows
 from aedfl.experiment.run import claim, resume, run
 from aedfl.experiment.workshop import Workshop
-from experiment.small import NOSY, interrupted, pruning, record, simple_run, small
+from experiment.small import NOSY, interrupted, pruning, record, simple_run, small, whole
 
 CONFIGS: dict[str, Callable[[], RunConfig]] = {
     "plain": small,
@@ -36,7 +36,7 @@ CONFIGS: dict[str, Callable[[], RunConfig]] = {
 def test_a_run_dropped_at_any_flush_ends_the_same(name: str, tmp_path: Path) -> None:
     """Dropped again and again, after a random number of flushes each time."""
     config = CONFIGS[name]()
-    whole = simple_run(config, tmp_path / "whole")
+    expected = whole(config)
     folder = tmp_path / "torn"
     claim(folder, config, force=False)
     draw = random.Random(name)
@@ -45,12 +45,12 @@ def test_a_run_dropped_at_any_flush_ends_the_same(name: str, tmp_path: Path) -> 
     while not interrupted(folder, draw.randint(1, 5 if interruptions < 12 else 1000), workshop):
         interruptions += 1
     assert interruptions >= 2
-    assert record(folder) == whole
+    assert record(folder) == expected
 
 
 def test_a_run_dropped_at_every_single_flush_ends_the_same(tmp_path: Path) -> None:
-    config = small(NOSY, stop={"virtual_seconds": 10.0})
-    whole = simple_run(config, tmp_path / "whole")
+    config = small(NOSY, stop={"virtual_seconds": 8.0})
+    expected = whole(config)
     workshop = Workshop()
     for flushes in range(1, 200, 2):
         folder = tmp_path / f"torn{flushes}"
@@ -58,20 +58,20 @@ def test_a_run_dropped_at_every_single_flush_ends_the_same(tmp_path: Path) -> No
         if interrupted(folder, flushes, workshop):
             break
         assert interrupted(folder, 10_000, workshop)
-        assert record(folder) == whole
-    assert flushes > 10
+        assert record(folder) == expected
+    assert flushes > 8
 
 
 def test_resuming_trains_nothing_that_was_trained_before(tmp_path: Path) -> None:
     """Work is done again only from the last checkpoint on."""
     config = small(NOSY)
-    whole, torn = Workshop(), Workshop()
+    all_at_once, rest = Workshop(), Workshop()
     claim(tmp_path / "whole", config, force=False)
-    interrupted(tmp_path / "whole", 10_000, whole)
+    interrupted(tmp_path / "whole", 10_000, all_at_once)
     claim(tmp_path / "torn", config, force=False)
-    interrupted(tmp_path / "torn", sum(1 for _ in whole.queue.batches) - 5)
-    interrupted(tmp_path / "torn", 10_000, torn)
-    assert 0 < sum(torn.queue.batches) < 0.5 * sum(whole.queue.batches)
+    interrupted(tmp_path / "torn", all_at_once.queue.flushes - 5)
+    interrupted(tmp_path / "torn", 10_000, rest)
+    assert 0 < sum(rest.queue.batches) < 0.5 * sum(all_at_once.queue.batches)
 
 
 def test_what_programs_read_is_journalled(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def killed(config: RunConfig, folder: Path, kills: int, longest: float) -> int:
 
 def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
     config = small(NOSY, stop={"virtual_seconds": 120.0})
-    whole = simple_run(config, tmp_path / "whole")
+    expected = whole(config)
     hits = killed(config, tmp_path / "torn", kills=8, longest=0.8)
     assert hits >= 5
-    assert record(tmp_path / "torn") == whole
+    assert record(tmp_path / "torn") == expected
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
 def test_a_run_killed_very_often_ends_the_same(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]()
     config = config.model_copy(update={"stop": config.stop.model_copy(update={"virtual_seconds": 200.0})})
-    whole = simple_run(config, tmp_path / "whole")
+    expected = whole(config)
     assert killed(config, tmp_path / "torn", kills=25, longest=1.5) >= 10
-    assert record(tmp_path / "torn") == whole
+    assert record(tmp_path / "torn") == expected
 
 
 # What stands in the way --------------------------------------------------------------------------------------
@@ -149,18 +149,18 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_touched(damage: str, torn:
 
 
 def test_without_the_damaged_checkpoint_the_one_before_serves(torn: Path, tmp_path: Path) -> None:
-    whole = simple_run(small(NOSY), tmp_path / "whole")
+    expected = whole(small(NOSY))
     checkpoints(torn)[-1].unlink()
     assert interrupted(torn, 10_000)
-    assert record(torn) == whole
+    assert record(torn) == expected
 
 
 def test_without_any_checkpoint_a_run_begins_anew(torn: Path, tmp_path: Path) -> None:
-    whole = simple_run(small(NOSY), tmp_path / "whole")
+    expected = whole(small(NOSY))
     for path in checkpoints(torn):
         path.unlink()
     assert interrupted(torn, 10_000)
-    assert record(torn) == whole
+    assert record(torn) == expected
 
 
 def test_a_checkpoint_of_another_config_is_refused_and_nothing_is_touched(torn: Path) -> None:
@@ -174,10 +174,10 @@ def test_a_checkpoint_of_another_config_is_refused_and_nothing_is_touched(torn: 
 
 
 def test_settings_without_effect_may_change_between(torn: Path, tmp_path: Path) -> None:
-    whole = simple_run(small(NOSY), tmp_path / "whole")
+    expected = whole(small(NOSY))
     (torn / "config.toml").write_text(to_toml(small(NOSY, engine={"lookahead": 2, "threads": 2})))
     assert interrupted(torn, 10_000)
-    assert record(torn) == whole
+    assert record(torn) == expected
 
 
 def test_a_record_that_was_cut_off_is_refused_and_nothing_is_touched(torn: Path) -> None:

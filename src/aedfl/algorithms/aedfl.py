@@ -27,6 +27,7 @@ from ..rules.weights import Derivative, Step, control_flops
 from ..sparsity.job import Budget, Prune, Rate
 from ..sparsity.loss_change import Form
 from ..sparsity.rate import cap
+from ..training.plan import Indices
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class Hyper:
     reuse_merged: bool = option(False, "without selection: merge cached models again that were merged before")
     selector_lr: float = option(0.03, "learning rate of the selector")
     epsilon: float = option(0.01, "share of choices made at random")
+    reward: Literal["loss", "gain"] = option(
+        "gain", "reward: loss after the merge, or what the merge changed (held-out)"
+    )
     greedy: bool = option(False, "take every model of probability above 1/2 instead of drawing")
     window: int = option(10, "losses in the mean that is REINFORCE's baseline")
     count_since: bool = option(True, "the selector sees how long nothing was merged")
@@ -110,8 +114,8 @@ class State:
     cache: dict[int, Cached] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     last: Merged | None = None
-    judged: tuple[Value, Value] | None = None
-    """Loss and gradient of the last merge's result on held-out data."""
+    judged: tuple[Value, Value, Value | None] | None = None
+    """On held-out data: loss and gradient of the last merge's result, and the loss before the merge."""
     rate: float = 0.0
     rates: tuple[float, ...] = ()
     """Pruning rates of the neighbours whose models were there at the last merge, by slot."""
@@ -199,14 +203,14 @@ async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> N
     if state.last is None:
         return
     last, slots = state.last, len(ctx.in_neighbours)
-    loss, gradient = state.judged or (trained.first_loss, trained.gradient)
+    loss, gradient, before = state.judged or (trained.first_loss, trained.gradient, None)
     flops = reinforce_flops(slots) * hyper.selection
     flops += control_flops(slots + 1, ctx.task.layout.parameters) * hyper.weighting
     state.control, state.theta, state.window = await ctx.compute(
         Learn(hyper.weighting, hyper.selection, hyper.control_rate, hyper.weight_gradient, hyper.control_step,
               hyper.selector_lr, hyper.epsilon),
         state.control, state.theta, state.window, last.vectors, last.masks, last.weights, last.result,
-        last.features, np.array(last.versions), last.choices, loss, gradient,
+        last.features, np.array(last.versions), last.choices, loss, before, gradient,
         flops=flops, purpose="learning",
     )  # fmt: skip
 
@@ -253,11 +257,17 @@ async def judge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> V
     if hyper.outer == "training" or not ctx.held_out:
         return trained.loss
     rows = ctx.batch(hyper.held_out_samples, "held-out", held_out=True)
-    state.judged = cast(tuple[Value, Value], await ctx.compute(
-        HeldOut(ctx.task), state.model.vector, state.model.mask, rows,
-        flops=costs.training(state.model.size.macs, len(rows)), purpose="held-out",
-    ))  # fmt: skip
-    return state.judged[0]
+    loss, gradient = await held_out(ctx, state.model, rows)
+    before: Value | None = None
+    if hyper.selection and hyper.reward == "gain":
+        before, _ = await held_out(ctx, trained.model, rows)
+    state.judged = (loss, gradient, before)
+    return loss
+
+
+async def held_out(ctx: Context, model: Model, rows: Indices) -> tuple[Value, ...]:
+    flops = costs.training(model.size.macs, len(rows))
+    return await ctx.compute(HeldOut(ctx.task), model.vector, model.mask, rows, flops=flops, purpose="held-out")
 
 
 def pruning_due(update: int, start: int, every: int) -> bool:

@@ -13,6 +13,8 @@ Adapted: `s` is the change of a whole local update, which takes the place of a g
 literally, `w = alpha w` at every arrival multiplies the first layer by about one over its number of inputs each
 time, and after a few arrivals it is zero. So by default the factors have mean 1 over a unit's inputs, and weigh the
 model that is sent and evaluated; the sum behind it is kept without them. Running statistics (BatchNorm) are mixed.
+The values of lam and beta could not be confirmed. A pull of lam = 1, which is quoted, belongs to very small steps: with
+steps as they are here a client then gets no farther than one gradient over lam, however long it trains.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from ._server import Desk, deliver, merging, next_order, report, start
 class Hyper:
     """Hyper-parameters of ASO-Fed."""
 
-    lam: float = option(1.0, "strength of the pull towards the global model")
+    lam: float = option(0.1, "strength of the pull towards the global model")
     beta: float = option(0.001, "share of the old correction that is kept")
     features: Literal["scaled", "paper", "off"] = option("scaled", "first layer: factors of mean 1, the paper's, none")
 

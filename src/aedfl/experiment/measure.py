@@ -64,9 +64,12 @@ class Measure:
         return [context.model or self.sim.start for context in self.sim.contexts]
 
     def global_vector(self) -> Tensor:
-        """The server's model, or the mean of the local ones weighted by their samples."""
+        """The server's model, or the mean of the local ones weighted by their samples.
+
+        Each entry is the mean over those who hold it, and zero where nobody does.
+        """
         if self.sim.server is not None:
-            return (self.sim.server.model or self.sim.start).vector.get()
+            return _kept(self.sim.server.model or self.sim.start)
         weights = [float(context.samples) for context in self.sim.contexts]
         models = self.models()
         vectors = [model.vector.get() for model in models]
@@ -74,7 +77,7 @@ class Measure:
             return weighted_mean(vectors, weights)
         ones = torch.ones_like(vectors[0], dtype=torch.bool)
         masks = [ones if model.mask is None else model.mask.get() for model in models]
-        return weighted_mean(vectors, weights, masks)
+        return weighted_mean(vectors, weights, masks, torch.zeros_like(vectors[0]))
 
 
 class _Vectors:

@@ -25,6 +25,12 @@ def layout_digest(layout: Layout) -> bytes:
     return blake2b(text.encode(), digest_size=16).digest()
 
 
+def is_finite(values: Tensor) -> bool:
+    """As `isfinite().all()`, at the speed of memory: a NaN anywhere makes least and greatest a NaN."""
+    least, greatest = values.aminmax()
+    return isfinite(least) and isfinite(greatest)
+
+
 class Checker:
     """Knows the own model, and so what another's may look like."""
 
@@ -57,7 +63,7 @@ class Checker:
         values, packed = tensors.pop(VALUES, None), tensors.pop(MASK, None)
         if values is None or values.dtype != torch.float32 or values.shape != (info.parameters,):
             raise PeerError(f"the model's values are not {info.parameters} float32 numbers")
-        if not bool(values.isfinite().all()):
+        if not is_finite(values):
             raise PeerError("the model holds numbers that are not finite")
         if (packed is not None) != info.masked:
             raise PeerError("the mask is announced but missing, or the other way round")

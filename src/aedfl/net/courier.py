@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -178,7 +178,7 @@ class Courier:
         call = channel.stream_unary(SEND, None, Receipt.FromString)()
         checksum = 0
         try:
-            for frame in wire.frames(packed, stamp):
+            async for frame in _ahead(wire.frames(packed, stamp), packed.length > wire.CHUNK):
                 checksum = int.from_bytes(frame[:4], "little")
                 async with asyncio.timeout(STALL):
                     await call.write(frame)
@@ -226,6 +226,19 @@ class Courier:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._disconnect()
+
+
+async def _ahead(frames: Iterator[bytes], threaded: bool) -> AsyncIterator[bytes]:
+    """The frames of a large message, each made in a thread while the one before it is on its way."""
+    if not threaded:
+        for frame in frames:
+            yield frame
+        return
+    loop = asyncio.get_running_loop()
+    coming = loop.run_in_executor(None, next, frames, None)
+    while (made := await coming) is not None:
+        coming = loop.run_in_executor(None, next, frames, None)
+        yield made
 
 
 def _reason(error: Exception) -> str:

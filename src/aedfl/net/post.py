@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ from .protocol_pb2 import Header, Member, Receipt
 from .wire import Decoder
 
 log = logging.getLogger(__name__)
+DRAIN = 1.0
+"""Seconds for which the rest of a refused message is still read."""
+THREADED = 1 << 18
+"""Bytes of a frame from which on it is worth a thread; a header never is."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,14 @@ class Limits:
     """Transfers at the same time, over all senders."""
     stall: float = 30.0
     """A transfer without a frame for so long is ended."""
+
+
+async def _drain(frames: AsyncIterator[bytes]) -> None:
+    """Lets a sender finish what it has begun, for a moment: one that is cut off never reads why it was refused."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN):
+            async for _ in frames:
+                pass
 
 
 class Later(Exception):
@@ -107,15 +120,18 @@ class Post:
         if self._open >= self.limits.streams:
             return Receipt(later=True, reason="too many transfers at the same time")
         self._open += 1
+        iterator = aiter(frames)
         try:
-            return await self._receive(frames, context)
-        except Later as error:
-            return Receipt(later=True, reason=str(error))
+            return await self._receive(iterator, context)
         except TimeoutError:
             return Receipt(later=True, reason="the transfer stood still")
+        except Later as error:
+            await _drain(iterator)
+            return Receipt(later=True, reason=str(error))
         except PeerError as error:
             self._counters.refused += 1
             log.warning(f"refused a message: {error}", extra={"event": "refusal", "peer": context.peer()})
+            await _drain(iterator)
             return Receipt(reason=str(error)[:500])
         finally:
             self._open -= 1
@@ -128,14 +144,8 @@ class Post:
             return self._checker.bytes_allowed(header)
 
         decoder = Decoder(look)
-        iterator = aiter(frames)
         try:
-            while not decoder.done:
-                async with asyncio.timeout(self.limits.stall):
-                    frame = await anext(iterator, None)
-                if frame is None:
-                    break
-                decoder.feed(frame)
+            await self._feed(decoder, frames)
             incoming = decoder.finish()
             source, sender = entry[0]
             header = incoming.header
@@ -154,6 +164,23 @@ class Post:
         finally:
             if entry and entry[0][1].stream is asyncio.current_task():
                 entry[0][1].stream = None
+
+    async def _feed(self, decoder: Decoder, frames: AsyncIterator[bytes]) -> None:
+        """Takes all frames; those of a large message are checked in a thread while the next one comes in."""
+        loop = asyncio.get_running_loop()
+        checking: asyncio.Future[None] | None = None
+        while True:
+            async with asyncio.timeout(self.limits.stall):
+                frame = await anext(frames, None)
+            if checking is not None:
+                await checking
+            if frame is None:
+                return
+            if len(frame) > THREADED:
+                checking = loop.run_in_executor(None, decoder.feed, frame)
+            else:
+                decoder.feed(frame)
+                checking = None
 
     def _admit(self, header: Header, context: Any) -> tuple[int, Sender]:
         """The sender, if it is who it says it is, takes part in this run, and does not send too often."""

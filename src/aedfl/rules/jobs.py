@@ -122,7 +122,8 @@ class Learn(Op):
     """What the loss and gradient of the last merge's result teach: control parameters, selector, baseline.
 
     Jobs are (control [M+1], theta, window [K], vectors, masks, weights [M+1], merged [P],
-    features [M, F], versions [M], choices [M], loss [], gradient [P]); results are (control, theta, window).
+    features [M, F], versions [M], choices [M], loss [], reference [] or None, gradient [P]); results are
+    (control, theta, window). The reward is the loss, or what it is above the reference.
     """
 
     control: bool
@@ -136,8 +137,10 @@ class Learn(Op):
     outputs: ClassVar[int] = 3
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        control, theta, window, *last, loss, gradient = zip(*jobs, strict=True)
-        reward = torch.stack(loss)
+        control, theta, window, *last, loss, reference, gradient = zip(*jobs, strict=True)
+        reward = torch.stack(
+            [one if other is None else one - other for one, other in zip(loss, reference, strict=True)]
+        )
         new_control = self._control(control, last, gradient) if self.control else control
         new_theta = self._theta(theta, window, last, reward) if self.selector else theta
         windows = remember(torch.stack(window), reward)

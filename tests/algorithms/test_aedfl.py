@@ -1,0 +1,134 @@
+"""AEDFL and its variants as programs: what is merged, learnt, pruned, charged and recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aedfl import costs
+from aedfl.algorithms import get
+from aedfl.algorithms.aedfl import VARIANTS
+from aedfl.experiment.config import load
+from aedfl.experiment.progress import Silent
+from aedfl.experiment.run import Run, drive_all
+from aedfl.experiment.workshop import Workshop
+
+SHORT = ("devices=6", "stop.virtual_seconds=40", "evaluation.every=20", "training.epochs=1", "data.samples=240")
+EARLY = (
+    "hyper.prune_start=2",
+    "hyper.prune_every=2",
+    "hyper.prune_end=6",
+    "hyper.hessian_samples=10",
+    "hyper.probes=3",
+    "hyper.lanczos_steps=4",
+    "stop.virtual_seconds=1000",
+    "stop.updates=12",
+    "evaluation.every=500",
+)
+"""Pruning from the start, and time for it: beside so small an update it takes long."""
+
+
+def finished(method: str, *overrides: str) -> Run:
+    workshop = Workshop()
+    run = Run(load("digits", (*SHORT, *overrides), method=method), workshop, None, Silent())
+    drive_all([run], workshop)
+    return run
+
+
+def test_the_six_variants_are_switches_of_one_program() -> None:
+    switches = {m.name: (m.hyper.selection, m.hyper.weighting, m.hyper.pruning) for m in VARIANTS}
+    assert switches == {
+        "aedfl": (True, True, True),
+        "aedfl-0": (False, False, False),
+        "aedfl-rl": (True, False, False),
+        "aedfl-dwu": (False, True, False),
+        "aedfl-p": (False, False, True),
+        "aedfl-rl-dwu": (True, True, False),
+    }
+    assert len({method.device for method in VARIANTS}) == 1
+    assert all(get(method.name) is method for method in VARIANTS)
+
+
+def test_the_record_explains_what_was_done() -> None:
+    run = finished("aedfl", *EARLY)
+    rows = run.record.read("updates")
+    slots = len(run.sim.contexts[0].in_neighbours)
+    for row in rows:
+        assert len(row["weights"]) == len(row["control"]) == slots + 1 and len(row["priorities"]) == slots
+        assert sum(row["weights"]) == pytest.approx(1, abs=1e-5)
+        taken = {source for source, _ in row["merged"]}
+        assert taken <= set(run.sim.contexts[row["device"]].in_neighbours)
+        weighed = {
+            s for s, w in zip(run.sim.contexts[row["device"]].in_neighbours, row["weights"][1:], strict=True) if w
+        }
+        assert weighed == taken
+    assert any(row["control"] != [1.0] * (slots + 1) for row in rows)
+    pruned = [row for row in rows if "kept" in row]
+    assert pruned and all(len(row["kept"]) == run.task.groups.count for row in pruned)
+    assert all(0 <= row["raw_rate"] <= 1 and 0 <= row["prune_rate"] <= 0.5 for row in pruned)
+
+
+def test_pruning_shrinks_compute_messages_and_time() -> None:
+    full, pruned = finished("aedfl-0", "stop.virtual_seconds=1000", "stop.updates=12"), finished("aedfl-p", *EARLY)
+    assert pruned.summary["mmacs"] < full.summary["mmacs"] == pytest.approx(full.task.macs / 1e6)
+    per_message = [run.sim.network.bytes_sent / run.sim.network.sent for run in (pruned, full)]
+    assert per_message[0] < per_message[1]
+    for context in pruned.sim.contexts:
+        assert context.model is not None and context.model.mask is not None
+        assert int(context.model.mask.get().sum()) < pruned.task.layout.size
+
+
+def test_the_pruned_size_is_on_the_clock_from_the_second_update_on() -> None:
+    run = finished("aedfl-p", *EARLY, "fleet.fastest=2", "fleet.slowest=2")
+    context = run.sim.contexts[0]
+    rows = [row for row in run.record.read("updates") if row["device"] == 0]
+    model = context.model
+    assert model is not None and model.mask is not None
+    seconds = costs.training(model.size.macs, context.samples) / context._speed
+    assert rows[-1]["time"] - rows[-1]["start"] >= seconds
+    assert model.size.macs < run.task.macs
+
+
+def test_everything_the_method_does_is_charged() -> None:
+    run = finished("aedfl", *EARLY, "data.held_out=0.2", "hyper.outer=held-out", "hyper.reward=gain")
+    spent = run.summary["costs"]
+    assert set(spent) == {"training", "selection", "learning", "merging", "pruning", "held-out"}
+    assert all(seconds > 0 for seconds in spent.values())
+    free = finished("aedfl-0").summary["costs"]
+    assert free.pop("selection") == 0 and set(free) == {"training", "merging"}
+
+
+def test_aedfl_0_merges_each_model_once_weighted_by_samples() -> None:
+    run = finished("aedfl-0")
+    received = run.sim.network.sent - run.sim.network.lost
+    rows = run.record.read("updates")
+    merged = [pair for row in rows for pair in row["merged"]]
+    assert 0 < len(merged) <= received
+    samples = [context.samples for context in run.sim.contexts]
+    for row in rows:
+        slots = run.sim.contexts[row["device"]].in_neighbours
+        counts = {source: samples[source] for source, _ in row["merged"]}
+        total = samples[row["device"]] + sum(counts.values())
+        expected = [samples[row["device"]] / total, *(counts.get(source, 0) / total for source in slots)]
+        assert np.allclose(row["weights"], expected, atol=1e-6)
+
+
+def test_a_crash_keeps_what_was_learnt(tmp_path: Any) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,15.5,crash\n0,18,join\n")
+    run = finished("aedfl", *EARLY, f"fleet.trace={trace}", "fleet.fastest=2", "fleet.slowest=3")
+    updates = [row["update"] for row in run.record.read("updates") if row["device"] == 0]
+    assert updates == list(range(1, 13))
+    gap = max(np.diff([row["time"] for row in run.record.read("updates") if row["device"] == 0]))
+    assert gap > 2.5
+
+
+def test_hyper_parameters_are_frozen_and_have_help() -> None:
+    hyper = get("aedfl").hyper
+    assert all(field.metadata.get("help") for field in hyper.__dataclass_fields__.values())
+    assert replace(hyper, c=2.0).c == 2.0
+    with pytest.raises(AttributeError):
+        hyper.c = 3.0

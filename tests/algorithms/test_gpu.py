@@ -1,0 +1,33 @@
+"""Every method on a CUDA device: its ops keep their tensors together, and it learns what it learns on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aedfl.algorithms import METHODS
+from experiment.small import simple_run, small
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+EARLY: dict[str, dict[str, Any]] = {
+    "aedfl": {"prune_start": 3, "prune_every": 2, "prune_end": 6},
+    "aedfl-p": {"prune_start": 3, "prune_every": 2, "prune_end": 6},
+    "hrank": {"update": 3},
+    "fedap": {"update": 3},
+    "hap": {"update": 3},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_on_a_gpu_is_like_one_on_the_cpu(method: str, tmp_path: Path) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        config = small(method, hyper=EARLY.get(method, {}), engine={"device": device, "precision": "fp32"})
+        summary = simple_run(config, tmp_path / device)["summary"]
+        losses.append((summary["loss"], summary["updates"]))
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=0.05)
+    assert losses[0][1] == losses[1][1]

@@ -1,0 +1,85 @@
+"""A pruning step as queued work."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.func import vmap
+
+from aedfl import costs
+from aedfl.data import Dataset, Split
+from aedfl.models import build, count_macs
+from aedfl.sparsity.job import Budget, Prune
+from aedfl.sparsity.physical import shrink
+from aedfl.task import Task
+
+
+@cache
+def task() -> Task:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 1, 8, 8, generator=generator)
+    y = torch.randint(0, 10, (80,), generator=generator)
+    return Task(build("cnn", (1, 8, 8), 10, seed=0), Dataset("random", Split(x, y), Split(x, y), 10))
+
+
+def job(
+    key: int, cap: float = 0.4, weights: tuple[float, ...] = (1.0,), rates: tuple[float, ...] = ()
+) -> tuple[Any, ...]:
+    vector = task().start * (1 + 0.1 * key)
+    rows = np.arange(key, key + 20)
+    return (vector, task().start, rows, key, torch.tensor(0.0), torch.tensor(weights), rates, cap)
+
+
+def op(**changed: Any) -> Prune:
+    return Prune(task(), Budget(samples=20, probes=4, steps=6), **changed)
+
+
+def test_the_schedule_is_the_rate_and_its_size_is_that_of_the_smaller_network() -> None:
+    ((mask, kept, rate, _, largest, entries, macs),) = op(rate="schedule").run([job(1)])
+    groups = task().groups
+    gone = groups.layout.parameters - int(groups.kept_parameters(kept))
+    assert rate.item() == pytest.approx(0.4) and gone >= 0.4 * int(groups.prunable.sum())
+    assert torch.equal(mask, groups.expand(kept)) and int(mask.sum()) == int(entries)
+    small = shrink(task().module, groups, task().start, kept)
+    assert int(macs) == count_macs(small.module, (1, 8, 8)) < task().macs
+    assert largest > 0
+
+
+def test_the_rate_is_merged_with_the_neighbours_rates_and_capped() -> None:
+    found = op(rate="schedule").run([job(1, 0.4, (0.5, 0.5), (0.1,)), job(1, 0.4, (0.5, 0.5), (0.9,))])
+    assert found[0][2].item() == pytest.approx(0.5 * 0.4 + 0.5 * 0.1)
+    assert found[1][2].item() == pytest.approx(0.4)
+
+
+def test_the_gap_rule_never_exceeds_the_cap_and_its_raw_value_is_told() -> None:
+    ((_, kept, rate, raw, *_),) = op(rate="gap").run([job(2, 0.3)])
+    assert 0 <= rate <= 0.3 and 0 <= raw <= 1
+    assert rate.item() == pytest.approx(min(0.3, raw.item()), abs=1e-6)
+    assert raw > 0 or kept.all()
+
+
+def test_devices_looked_at_together_are_seen_as_alone() -> None:
+    jobs = [job(1), job(2), job(3)]
+    alone = op()._looks(jobs)
+    module = deepcopy(task().module).eval()
+    inputs = [torch.stack(parts) for parts in zip(*[op()._inputs(*one[:5]) for one in jobs], strict=True)]
+    together = vmap(lambda *given: op()._look(module, *given))(*inputs)
+    for row, (score, raw, norm) in enumerate(alone):
+        assert torch.allclose(together[0][row], score, rtol=1e-3, atol=1e-5)
+        assert torch.allclose(together[1][row], raw) and torch.allclose(together[2][row], norm, rtol=1e-4)
+
+
+def test_a_pruned_channel_can_come_back() -> None:
+    ((_, few, *_),) = op(rate="schedule").run([job(1, 0.6)])
+    ((_, more, *_),) = op(rate="schedule").run([job(4, 0.2)])
+    assert (more & ~few).any()
+
+
+def test_the_default_budget_costs_less_than_two_local_updates() -> None:
+    macs = 651_720.0
+    assert Prune(task()).flops(macs) < 2 * costs.training(macs, 4 * 500)
