@@ -143,7 +143,8 @@ class Context(ABC):
         """Local SGD on the device's training data. Takes time in proportion to the kept size.
 
         Entries that the mask removes stay as they are and get no gradient. With `plan.proximal` the loss is
-        pulled towards `anchor`. The order of the samples is keyed by (seed, device, number of this call).
+        pulled towards `anchor`, by default `model` itself. The order of the samples is keyed by (seed, device,
+        number of this call).
         """
 
     @abstractmethod
@@ -191,7 +192,11 @@ class Context(ABC):
 
     @abstractmethod
     def spawn(self, program: Coroutine[Any, Any, None]) -> Spawned:
-        """Starts a second coroutine of this device; it ends with the device. It may train and wait as well."""
+        """Starts a second coroutine of this device, at the next `await`; it may train and wait as well.
+
+        It outlives the program that started it, so that it can go on answering others, and ends with the device or
+        with the run, which it does not keep going.
+        """
 
     @abstractmethod
     def publish(self, model: Model, **metrics: Any) -> None:

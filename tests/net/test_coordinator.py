@@ -16,7 +16,7 @@ from aedfl.experiment.sections import Topology
 from aedfl.net.coordinator import Coordinator
 from aedfl.net.credentials import Plaintext
 from aedfl.net.kit import gather
-from aedfl.net.link import Refused, check_address
+from aedfl.net.link import CoordinatorAway, Refused, check_address
 from aedfl.net.members import graph
 from aedfl.task import Task
 from net.cluster import cluster, config, evaluator, kit
@@ -194,7 +194,7 @@ def test_those_who_do_not_fit_are_told_why(tmp_path: Path) -> None:
                 (tmp_path / "old" / "membership.json").write_text(old)
                 await made.node(2, folder=tmp_path / "old").run()
             made.port += 1
-            with pytest.raises(UserError, match="nothing listens there; check host and port"):
+            with pytest.raises(CoordinatorAway, match="nothing listens there; check host and port"):
                 await made.node(2, folder=tmp_path / "x").run()
             made.port -= 1
             updates = made.updates(0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from aedfl.errors import UserError
+from aedfl.errors import AedflError, UserError
 from aedfl.net import wire
 from aedfl.net.coordinator import SERVICE
 from aedfl.net.courier import SEND
@@ -119,7 +119,7 @@ async def undisturbed(made: Cluster) -> None:
 
 
 async def refused(made: Cluster, index: int, match: str, **options: object) -> None:
-    with pytest.raises(UserError, match=match):
+    with pytest.raises(AedflError, match=match):
         await made.node(index, **options).run()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -66,8 +67,8 @@ class NetSpawned(Spawned):
         self._task.cancel()
 
 
-Observer = Callable[[float, dict[str, Any]], None]
-"""Told of every `publish`: when the local update began, and its metrics as plain numbers."""
+Observer = Callable[[float, dict[str, Any], dict[str, float]], None]
+"""Told of every `publish`: when the local update began, its metrics as plain numbers, seconds spent by purpose."""
 
 
 class NetContext(Context):
@@ -91,6 +92,7 @@ class NetContext(Context):
         self._trainings = 0
         self._saved: dict[str, Any] | None = None
         self._since = clock.now
+        self._spent: dict[str, float] = {}
         self._neighbours: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._next_neighbours: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,20 +143,23 @@ class NetContext(Context):
         pulled = anchor.vector if anchor and plan.proximal else None
         op = Train(self.part.trainer, plan.shape())
         args = (model.vector, model.mask, pulled, self.part.rows, key, plan.lr, plan.epochs)
-        vector, loss, first_loss, gradient = await self._work(self._training, op, args)
+        vector, loss, first_loss, gradient = await self._work(self._training, op, args, "training")
         trained = Model(vector, model.size, model.mask)
         return Trained(trained, loss, first_loss, gradient, plan.steps(self.samples))
 
     async def compute(self, op: Op, *args: Any, flops: float, purpose: str) -> tuple[Value, ...]:
-        return await self._work(self._light, op, args)
+        return await self._work(self._light, op, args, purpose)
 
-    async def _work(self, pool: ThreadPoolExecutor, op: Op, args: tuple[Any, ...]) -> tuple[Value, ...]:
-        def run() -> tuple[Value, ...]:
+    async def _work(self, pool: ThreadPoolExecutor, op: Op, args: tuple[Any, ...], purpose: str) -> tuple[Value, ...]:
+        def run() -> tuple[tuple[Value, ...], float]:
+            begin = time.monotonic()
             with torch.no_grad():
                 (results,) = op.run([tuple(resolve(arg) for arg in args)])
-            return tuple(Value(tensor) for tensor in results)
+            return tuple(Value(tensor) for tensor in results), time.monotonic() - begin
 
-        return await asyncio.get_running_loop().run_in_executor(pool, run)
+        values, seconds = await asyncio.get_running_loop().run_in_executor(pool, run)
+        self._spent[purpose] = self._spent.get(purpose, 0.0) + seconds
+        return values
 
     async def aside(self, function: Callable[..., Any], *args: Any) -> Any:
         """Runs a function beside the program, in the thread of light work."""
@@ -203,7 +208,8 @@ class NetContext(Context):
         self.update += 1
         self.model = model
         self._neighbours = self._next_neighbours
-        self.observer(self._since, plain(metrics))
+        spent, self._spent = self._spent, {}
+        self.observer(self._since, plain(metrics), spent)
         self._since = self.now
         self._keep()
 

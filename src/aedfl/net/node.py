@@ -120,7 +120,7 @@ class Node:
                 )
         except CoordinatorAway as error:
             if not known:
-                raise UserError(str(error)) from None
+                raise
             log.warning(f"{error}; going on without it", extra={"event": "alone"})
             run, text = known["run"], known["settings"]
         self.run_id = run
@@ -383,7 +383,7 @@ class Node:
             message = kept
         context.deliver(message)
 
-    def _observe(self, since: float, metrics: dict[str, Any]) -> None:
+    def _observe(self, since: float, metrics: dict[str, Any], spent: dict[str, float]) -> None:
         """One row of the record per local update, and the figures for the next heartbeat."""
         context = self.context
         self.loss = float(metrics.get("loss", math.nan))
@@ -392,7 +392,8 @@ class Node:
             self.staleness = sum(ages) / len(ages)
         self._update_seconds = context.now - since
         row = {"time": context.now, "start": since, "device": self.index, "update": context.update}
-        self.store.add({**row, "samples": context.samples, **metrics})
+        seconds = {purpose: round(taken, 6) for purpose, taken in spent.items()}
+        self.store.add({**row, "samples": context.samples, **metrics, "seconds": seconds})
         if context.now - self._evaluated >= self.config.evaluation.every and self._evaluation is None:
             self._evaluated = context.now
             self._evaluation = asyncio.get_running_loop().create_task(self._evaluate())

@@ -1,0 +1,87 @@
+"""Whole runs of processes, with `kill -9`; minutes, so only with the slow tests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from aedfl.experiment.config import RunConfig, load
+from aedfl.experiment.run import run as simulate
+from aedfl.net.coordinator import Coordinator
+from aedfl.net.credentials import Tls
+from aedfl.net.local import Local
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def config(devices: int, **more: Any) -> RunConfig:
+    stop = {"virtual_seconds": "none", "updates": 20, "target_accuracy": "none"}
+    return load("digits", devices=devices, **{"stop": stop, **more})
+
+
+def updates(local: Local, name: str) -> int:
+    path = local.folder / name / "updates.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+async def reach(local: Local, name: str, count: int) -> None:
+    async with asyncio.timeout(120):
+        while updates(local, name) < count:  # noqa: ASYNC110 (it happens in another process)
+            await asyncio.sleep(0.1)
+
+
+def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
+    async def test() -> Local:
+        local = Local(config(3, method="aedfl-0"), tmp_path / "run")
+        await local.start()
+        try:
+            await reach(local, "device-1", 4)
+            port = local.port
+            local.processes["device-1"].send_signal(signal.SIGKILL)
+            await local.processes["device-1"].wait()
+            before = updates(local, "device-1")
+            await local.coordinator.close()
+            await reach(local, "device-0", updates(local, "device-0") + 2)
+            await local.launch("device-1")
+            await reach(local, "device-1", before + 2)
+            security = Tls(tmp_path / "run" / "tls" / "coordinator")
+            local.coordinator = Coordinator(None, tmp_path / "run" / "coordinator", security, beat=1.0)
+            await local.coordinator.start(f"127.0.0.1:{port}")
+            await local.wait()
+        finally:
+            await local.close()
+        return local
+
+    local = asyncio.run(test())
+    for index in range(3):
+        folder = local.folder / f"device-{index}"
+        rows = [json.loads(line) for line in (folder / "updates.jsonl").read_text().splitlines()]
+        assert [row["update"] for row in rows] == list(range(1, 21)), "no update twice, none missing"
+        assert {row["device"] for row in rows} == {index}
+        assert all(bool(torch.isfinite(part).all()) for part in load_file(folder / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("method", ["aedfl", "fedavg"])
+def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path, method: str) -> None:
+    """Within two points, for a decentralised method and for one with a server."""
+    count = 8 if method == "aedfl" else 4
+    settings = config(count, method=method, stop={"virtual_seconds": "none", "updates": 40, "target_accuracy": "none"})
+
+    async def real() -> float:
+        local = Local(settings, tmp_path / "run")
+        await local.start()
+        try:
+            await local.wait()
+        finally:
+            await local.close()
+        return float(local.summary()["accuracy"])
+
+    predicted = simulate(settings)["accuracy"]
+    assert asyncio.run(real()) == pytest.approx(predicted, abs=0.02)
