@@ -12,6 +12,7 @@ import asyncio
 import csv
 import json
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,21 @@ def figures(updates: list[list[dict[str, Any]]], accuracy: float) -> dict[str, A
     }  # fmt: skip
 
 
-def measured(updates: list[list[dict[str, Any]]], samples: list[int]) -> list[float]:
+def measured(updates: list[list[dict[str, Any]]], samples: list[int], macs: float) -> list[float]:
     """Seconds of training the whole model on the mean number of samples, which is how the simulator states speeds.
 
-    Taken from the local updates before the first pruning; what merging, learning and pruning cost, and what pruning
-    saves, is for the simulator to predict.
+    A local update's time without what merging, learning and pruning took, scaled up by what the model had lost; those
+    costs and savings are for the simulator to predict.
     """
     mean = float(np.mean(samples))
-    durations = [float(np.mean([row["seconds"]["training"] for row in device[:20]])) for device in updates]
+    durations = [float(np.mean([_whole(row, before, macs) for before, row in pairwise(device)])) for device in updates]
     return [seconds * mean / count for seconds, count in zip(durations, samples, strict=True)]
+
+
+def _whole(row: dict[str, Any], before: dict[str, Any], macs: float) -> float:
+    """Seconds that training would have taken with nothing pruned; `before` published the model that was trained."""
+    beside = sum(seconds for purpose, seconds in row["seconds"].items() if purpose != "training")
+    return float((row["time"] - row["start"] - beside) * macs / before["macs"])
 
 
 def replay(config: RunConfig, seconds: list[float], latency: float, scratch: Path) -> dict[str, Any]:
@@ -95,9 +102,10 @@ def main() -> None:
         summary = local.summary()
         folders = [local.folder / f"device-{index}" for index in range(given.devices)]
         updates = [rows(folder) for folder in folders]
-        shares = gather(config).rows
+        kit = gather(config)
+        shares = kit.rows
         assert shares is not None
-        seconds = measured(updates, [len(own) for own in shares.train])
+        seconds = measured(updates, [len(own) for own in shares.train], kit.task.macs)
         transfers = [t for folder in folders for t in json.loads((folder / "summary.json").read_text())["transfers"]]
         latency = float(np.median([taken for _, taken in transfers])) if transfers else 0.0
         real = figures(updates, summary["accuracy"])

@@ -56,7 +56,7 @@ class Trained:
     first_loss: Value
     """Loss of the model that training started from, on its first mini-batch (0-dimensional)."""
     gradient: Value
-    """That mini-batch's gradient [layout.parameters], at the masked model; zeros unless `plan.probe`."""
+    """That mini-batch's gradient [layout.parameters], at the masked model; empty unless `plan.probe`."""
     steps: int
 
 

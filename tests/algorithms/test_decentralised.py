@@ -66,7 +66,7 @@ def test_ad_psgd_answers_while_it_trains() -> None:
 def circle(seed: int) -> bool:
     """True if in their first update 0 asks 1, 1 asks 2 and 2 asks 0."""
     firsts = [
-        int(generator(seed, device, 0, "neighbour").permutation([d for d in range(3) if d != device])[0])
+        int(generator(seed, device, 0, "program", "neighbour").permutation([d for d in range(3) if d != device])[0])
         for device in range(3)
     ]
     return firsts == [1, 2, 0]

@@ -53,6 +53,10 @@ class Own:
     metric: Loss | None = None
 
 
+SMALL = 1e5
+"""Multiply-accumulates below which calls cost more than convolutions, so that a CPU gains by running many at once."""
+
+
 class Workshop:
     """Builds benches once per setting, and simulations on them, all on one queue."""
 
@@ -194,7 +198,7 @@ def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
 
 
 def _trainer(name: str, task: Task, workers: int, bf16: bool) -> Trainer:
-    """`auto`: many models at once on a GPU, and on a CPU where no convolutions are in it, which gain nothing there.
+    """`auto`: many models at once on a GPU, and on a CPU unless there are convolutions of some size, which lose there.
 
     Many at once means grouped layers on a GPU where all of them are known, else `vmap`; what neither can do is
     trained one by one.
@@ -202,7 +206,7 @@ def _trainer(name: str, task: Task, workers: int, bf16: bool) -> Trainer:
     gpu = task.device.type == "cuda"
     if name == "auto":
         convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
-        name = "sequential" if convolutions and not gpu else "batched"
+        name = "sequential" if convolutions and not gpu and task.macs > SMALL else "batched"
     if name == "batched" and gpu and grouped.supports(task):
         return grouped.GroupedTrainer(task, bf16)
     if name == "batched" and batched.supports(task):

@@ -134,7 +134,7 @@ class NetContext(Context):
         return replace(plan, lr=plan.lr * (1.0 - self.part.lr_decay) ** self.update)
 
     def random(self, purpose: str) -> np.random.Generator:
-        return generator(self.part.seed, self.index, self.update, purpose)
+        return generator(self.part.seed, self.index, self.update, "program", purpose)
 
     async def train(self, model: Model, plan: Plan | None = None, anchor: Model | None = None) -> Trained:
         plan = plan or self.plan()

@@ -393,7 +393,8 @@ class Node:
         self._update_seconds = context.now - since
         row = {"time": context.now, "start": since, "device": self.index, "update": context.update}
         seconds = {purpose: round(taken, 6) for purpose, taken in spent.items()}
-        self.store.add({**row, "samples": context.samples, **metrics, "seconds": seconds})
+        macs = context.model.size.macs if context.model is not None else 0.0
+        self.store.add({**row, "samples": context.samples, **metrics, "seconds": seconds, "macs": macs})
         if context.now - self._evaluated >= self.config.evaluation.every and self._evaluation is None:
             self._evaluated = context.now
             self._evaluation = asyncio.get_running_loop().create_task(self._evaluate())

@@ -84,7 +84,7 @@ class SimContext(Context):
         return self.sim.plan_at(self.update)
 
     def random(self, purpose: str) -> np.random.Generator:
-        return generator(self.sim.seed, self.index, self.update, purpose)
+        return generator(self.sim.seed, self.index, self.update, "program", purpose)
 
     async def train(self, model: Model, plan: Plan | None = None, anchor: Model | None = None) -> Trained:
         plan = plan or self.plan()
