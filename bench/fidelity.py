@@ -1,8 +1,8 @@
 """Does the simulator predict a deployment? A real run of processes, replayed on the virtual clock.
 
-`python bench/fidelity.py --devices 8 --seconds 90`. Records a run of `aedfl up`, measures each device's seconds per
-local update and the network's seconds per message, gives those (and nothing else) to the simulator, and compares
-update counts, staleness and accuracy.
+`python bench/fidelity.py --devices 8 --seconds 90`. Records a run of `aedfl up`, measures each device's mean speed
+(FLOPs of the cost model per second) and the network's seconds per message, gives those numbers and nothing else to the
+simulator, and compares update counts, staleness and accuracy.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import asyncio
 import csv
 import json
 import tempfile
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from aedfl import costs
 from aedfl.experiment.config import RunConfig, load
 from aedfl.experiment.record import read_rows
 from aedfl.experiment.run import run as simulate
@@ -53,21 +53,12 @@ def figures(updates: list[list[dict[str, Any]]], accuracy: float) -> dict[str, A
     }  # fmt: skip
 
 
-def measured(updates: list[list[dict[str, Any]]], samples: list[int], macs: float) -> list[float]:
-    """Seconds of training the whole model on the mean number of samples, which is how the simulator states speeds.
-
-    A local update's time without what merging, learning and pruning took, scaled up by what the model had lost; those
-    costs and savings are for the simulator to predict.
-    """
-    mean = float(np.mean(samples))
-    durations = [float(np.mean([_whole(row, before, macs) for before, row in pairwise(device)])) for device in updates]
-    return [seconds * mean / count for seconds, count in zip(durations, samples, strict=True)]
-
-
-def _whole(row: dict[str, Any], before: dict[str, Any], macs: float) -> float:
-    """Seconds that training would have taken with nothing pruned; `before` published the model that was trained."""
-    beside = sum(seconds for purpose, seconds in row["seconds"].items() if purpose != "training")
-    return float((row["time"] - row["start"] - beside) * macs / before["macs"])
+def measured(updates: list[list[dict[str, Any]]], update: float) -> list[float]:
+    """Seconds of an update of so many FLOPs at each device's mean speed, which is how the simulator states speeds."""
+    speeds = [
+        sum(row["flops"] for row in device) / sum(row["time"] - row["start"] for row in device) for device in updates
+    ]  # fmt: skip
+    return [update / speed for speed in speeds]
 
 
 def replay(config: RunConfig, seconds: list[float], latency: float, scratch: Path) -> dict[str, Any]:
@@ -103,9 +94,9 @@ def main() -> None:
         folders = [local.folder / f"device-{index}" for index in range(given.devices)]
         updates = [rows(folder) for folder in folders]
         kit = gather(config)
-        shares = kit.rows
-        assert shares is not None
-        seconds = measured(updates, [len(own) for own in shares.train], kit.task.macs)
+        assert kit.rows is not None
+        samples = float(np.mean([len(own) for own in kit.rows.train])) * config.training.epochs
+        seconds = measured(updates, costs.training(kit.task.macs, samples))
         transfers = [t for folder in folders for t in json.loads((folder / "summary.json").read_text())["transfers"]]
         latency = float(np.median([taken for _, taken in transfers])) if transfers else 0.0
         real = figures(updates, summary["accuracy"])

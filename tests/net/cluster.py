@@ -19,7 +19,8 @@ from aedfl.net.credentials import Plaintext, Security, Tls
 from aedfl.net.identity import Authority
 from aedfl.net.kit import Kit
 from aedfl.net.link import Link
-from aedfl.net.node import Node, Options
+from aedfl.net.node import Node
+from aedfl.net.options import Options
 from aedfl.net.protocol_pb2 import Join
 from aedfl.task import Task
 from aedfl.training.evaluate import Evaluator

@@ -20,7 +20,8 @@ from aedfl.experiment.config import RunConfig, load
 from aedfl.net.coordinator import Coordinator
 from aedfl.net.credentials import Plaintext
 from aedfl.net.kit import Kit
-from aedfl.net.node import Node, Options
+from aedfl.net.node import Node
+from aedfl.net.options import Options
 from contract.harness import Harness, Notes
 from contract.suite import CHECKS
 from net.cluster import evaluator

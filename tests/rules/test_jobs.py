@@ -35,7 +35,7 @@ def selection(slots: int, seed: int = 0, **changed: Any) -> tuple[Any, ...]:
         "since": torch.tensor(3),
         "versions": np.array([1, 2] + [1] * (slots - 3) + [0]),
         "ages": np.arange(1, slots + 1),
-        "losses": tuple(scalar(0.5 + i) for i in range(slots - 1)) + (None,),
+        "losses": (*(scalar(0.5 + i) for i in range(slots - 1)), None),
         "own": scalar(0.7),
         "uniforms": np.random.default_rng(seed).random(slots),
     }

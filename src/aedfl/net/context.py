@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import costs
 from ..context import SERVER, Context, Message, Model, Size, Spawned, State, Trained
 from ..graph import Op, Value, resolve
 from ..randomness import generator
@@ -67,8 +68,16 @@ class NetSpawned(Spawned):
         self._task.cancel()
 
 
-Observer = Callable[[float, dict[str, Any], dict[str, float]], None]
-"""Told of every `publish`: when the local update began, its metrics as plain numbers, seconds spent by purpose."""
+@dataclass(frozen=True)
+class Effort:
+    """What a local update took: operations as the cost model counts them, and seconds by purpose."""
+
+    flops: float
+    seconds: dict[str, float]
+
+
+Observer = Callable[[float, dict[str, Any], Effort], None]
+"""Told of every `publish`: when the local update began, its metrics as plain numbers, and what it took."""
 
 
 class NetContext(Context):
@@ -93,6 +102,7 @@ class NetContext(Context):
         self._saved: dict[str, Any] | None = None
         self._since = clock.now
         self._spent: dict[str, float] = {}
+        self._flops = 0.0
         self._neighbours: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._next_neighbours: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,10 +154,12 @@ class NetContext(Context):
         op = Train(self.part.trainer, plan.shape())
         args = (model.vector, model.mask, pulled, self.part.rows, key, plan.lr, plan.epochs)
         vector, loss, first_loss, gradient = await self._work(self._training, op, args, "training")
+        self._flops += costs.training(model.size.macs, self.samples * plan.epochs)
         trained = Model(vector, model.size, model.mask)
         return Trained(trained, loss, first_loss, gradient, plan.steps(self.samples))
 
     async def compute(self, op: Op, *args: Any, flops: float, purpose: str) -> tuple[Value, ...]:
+        self._flops += flops
         return await self._work(self._light, op, args, purpose)
 
     async def _work(self, pool: ThreadPoolExecutor, op: Op, args: tuple[Any, ...], purpose: str) -> tuple[Value, ...]:
@@ -208,8 +220,8 @@ class NetContext(Context):
         self.update += 1
         self.model = model
         self._neighbours = self._next_neighbours
-        spent, self._spent = self._spent, {}
-        self.observer(self._since, plain(metrics), spent)
+        effort, self._spent, self._flops = Effort(self._flops, self._spent), {}, 0.0
+        self.observer(self._since, plain(metrics), effort)
         self._since = self.now
         self._keep()
 

@@ -8,8 +8,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -18,15 +16,15 @@ from ..algorithms import get
 from ..context import SERVER, Message, Method
 from ..errors import UserError
 from ..experiment.checkpoint import save as save_tensors
-from ..experiment.config import RunConfig, from_toml, make_hyper, to_toml
+from ..experiment.config import from_toml, make_hyper, to_toml
 from .check import Checker, layout_digest
 from .clock import Clock
-from .context import NetContext
+from .context import Effort, NetContext
 from .credentials import Security
-from .gate import Gate, Robust
+from .gate import Gate
 from .kit import Kit
 from .link import CoordinatorAway, Link, NotAMember, Refused
-from .post import Limits
+from .options import Options, Prepare
 from .protocol_pb2 import Beat, Join, Report, View
 from .state import finder
 from .store import Store
@@ -35,41 +33,6 @@ from .wire import PROTOCOL
 
 log = logging.getLogger(__name__)
 _TRACING = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a node is started. Times are seconds."""
-
-    coordinator: str
-    folder: Path
-    listen: str = "127.0.0.1:0"
-    advertise: str = ""
-    """Where others reach it, if that is not where it listens: a port that is forwarded, a tunnel."""
-    token: str = ""
-    server: bool = False
-    method: str | None = None
-    """The method's file on this machine, where the run's method is a file: no code comes from others."""
-    robust: Robust = field(default_factory=Robust)
-    limits: Limits = field(default_factory=Limits)
-    patience: float = 15.0
-    """How long to wait for the coordinator at the first start."""
-    grace: float = 20.0
-    """How long the program may take to end once its own stop condition holds."""
-    hurry: float = 2.0
-    """How long it may take once the run is over, or the process was told to stop."""
-    settle: float = 5.0
-    """How long messages that still wait may take when the program has ended."""
-    lifetime: float = 600.0
-    """How long a message may wait for a receiver that cannot be reached."""
-    wish: int | None = None
-    """The index to ask for at the first start."""
-    linger: float = 30.0
-    """How long to answer others after the own program has ended, when the coordinator is away."""
-
-
-Prepare = Callable[[RunConfig], Kit]
-"""Makes the model and the data ready under the run's settings."""
 
 
 class Node:
@@ -383,7 +346,7 @@ class Node:
             message = kept
         context.deliver(message)
 
-    def _observe(self, since: float, metrics: dict[str, Any], spent: dict[str, float]) -> None:
+    def _observe(self, since: float, metrics: dict[str, Any], effort: Effort) -> None:
         """One row of the record per local update, and the figures for the next heartbeat."""
         context = self.context
         self.loss = float(metrics.get("loss", math.nan))
@@ -392,9 +355,8 @@ class Node:
             self.staleness = sum(ages) / len(ages)
         self._update_seconds = context.now - since
         row = {"time": context.now, "start": since, "device": self.index, "update": context.update}
-        seconds = {purpose: round(taken, 6) for purpose, taken in spent.items()}
-        macs = context.model.size.macs if context.model is not None else 0.0
-        self.store.add({**row, "samples": context.samples, **metrics, "seconds": seconds, "macs": macs})
+        seconds = {purpose: round(taken, 6) for purpose, taken in effort.seconds.items()}
+        self.store.add({**row, "samples": context.samples, **metrics, "seconds": seconds, "flops": effort.flops})
         if context.now - self._evaluated >= self.config.evaluation.every and self._evaluation is None:
             self._evaluated = context.now
             self._evaluation = asyncio.get_running_loop().create_task(self._evaluate())
