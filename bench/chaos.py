@@ -134,7 +134,7 @@ class Chaos:
     def wait(self, device: Member) -> None:
         assert device.process is not None
         try:
-            device.process.wait(150)
+            device.process.wait(300)
         except subprocess.TimeoutExpired:
             print(f"{device.name} did not end by itself")
             device.kill()

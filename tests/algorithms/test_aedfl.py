@@ -81,15 +81,14 @@ def test_pruning_shrinks_compute_messages_and_time() -> None:
         assert int(context.model.mask.get().sum()) < pruned.task.layout.size
 
 
-def test_the_pruned_size_is_on_the_clock_from_the_second_update_on() -> None:
-    run = finished("aedfl-p", *EARLY, "fleet.fastest=2", "fleet.slowest=2")
-    context = run.sim.contexts[0]
-    rows = [row for row in run.record.read("updates") if row["device"] == 0]
-    model = context.model
-    assert model is not None and model.mask is not None
-    seconds = costs.training(model.size.macs, context.samples) / context._speed
-    assert rows[-1]["time"] - rows[-1]["start"] >= seconds
-    assert model.size.macs < run.task.macs
+def test_the_clock_sees_the_pruned_size() -> None:
+    same = ("fleet.fastest=2", "fleet.slowest=2")
+    pruned, full = finished("aedfl-p", *EARLY, *same), finished("aedfl-p", *EARLY, *same, "hyper.max_rate=0.0")
+    assert pruned.summary["updates"] == full.summary["updates"] == 6 * 12
+    assert pruned.summary["costs"]["training"] < 0.95 * full.summary["costs"]["training"]
+    speeds = {context.index: context._speed for context in full.sim.contexts}
+    exact = sum(12 * costs.training(full.task.macs, c.samples) / speeds[c.index] for c in full.sim.contexts)
+    assert full.summary["costs"]["training"] == pytest.approx(exact)
 
 
 def test_everything_the_method_does_is_charged() -> None:

@@ -102,6 +102,24 @@ def test_a_device_that_is_silent_for_too_long_has_left(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+def test_those_who_have_ended_do_not_wait_for_ever_for_one_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aedfl.net.coordinator.PATIENCE", 1.0)
+
+    async def test() -> None:
+        stop = {"virtual_seconds": "none", "updates": 8, "target_accuracy": "none"}
+        async with cluster(tmp_path, tls=False, stop=stop) as made:
+            await made.kill(1)
+            summary = await asyncio.wait_for(made.tasks.pop(0), 20)
+            assert summary["updates"] == 8 and made.coordinator.over
+            made.start(1)
+            again = await asyncio.wait_for(made.tasks.pop(1), 20)
+            assert again["updates"] < 8, "it comes back to a run that is over, and ends with what it has"
+
+    asyncio.run(test())
+
+
 def test_the_coordinator_comes_back_as_it_was(tmp_path: Path) -> None:
     """Training goes on without it; late comers wait for it."""
 

@@ -37,7 +37,7 @@ from ._server import Desk, deliver, merging, next_order, report, start
 class Hyper:
     """Hyper-parameters of ASO-Fed."""
 
-    lam: float = option(0.1, "strength of the pull towards the global model")
+    lam: float = option(0.3, "strength of the pull towards the global model")
     beta: float = option(0.001, "share of the old correction that is kept")
     features: Literal["scaled", "paper", "off"] = option("scaled", "first layer: factors of mean 1, the paper's, none")
 

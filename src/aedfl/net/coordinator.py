@@ -47,6 +47,8 @@ from .wire import PROTOCOL
 log = logging.getLogger(__name__)
 
 SERVICE = "aedfl.v1.Coordinator"
+PATIENCE = 60.0
+"""Seconds that devices which have ended wait for one that is away."""
 MESSAGE = 1 << 18
 """Bytes that a request may have: a report is far smaller, a model far larger."""
 
@@ -344,8 +346,7 @@ class Coordinator:
             self.security.refresh()
             self.ledger.set("elapsed", str(self.clock.now))
             for entry in self._entries.values():
-                silent = time.monotonic() - self._seen[entry.name].last
-                if not entry.left and silent > self.forget and entry.index != SERVER:
+                if not entry.left and self._silence(entry) > self.forget and entry.index != SERVER:
                     self.remove(entry)
             if self.clock.begun and not self.over and self._finished():
                 self.over = True
@@ -360,8 +361,13 @@ class Coordinator:
         return self._devices_done()
 
     def _devices_done(self) -> bool:
+        """One that has been silent for `PATIENCE` is not waited for; it finds a run that is over when it comes back."""
         there = [entry for entry in self._entries.values() if not entry.left and entry.index != SERVER]
-        return self.clock.begun and all(entry.finished for entry in there)
+        ended = [entry.finished or self._silence(entry) > PATIENCE for entry in there]
+        return self.clock.begun and all(ended) and any(entry.finished for entry in there)
+
+    def _silence(self, entry: Entry) -> float:
+        return time.monotonic() - self._seen[entry.name].last
 
 
 def _same_protocol(number: int) -> None:

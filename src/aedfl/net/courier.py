@@ -136,6 +136,7 @@ class Courier:
                 self._failures += 1
                 self._thin_out()
                 await self._pause(self._failures)
+                self._thin_out()
 
     def _thin_out(self) -> None:
         """The receiver is slow or dead: only the newest model of each kind waits for it, and nothing for ever."""
@@ -150,7 +151,7 @@ class Courier:
         jitter = generator("backoff", self.target, failures, id(self)).uniform(0.5, 1.0)
         self._moved.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(most, first * 2.0 ** min(failures, 10)) * float(jitter)):
+            async with asyncio.timeout(min(most, first * 2.0 ** min(failures - 1, 10)) * float(jitter)):
                 await self._moved.wait()
 
     async def _deliver(self, parcel: Parcel) -> bool:

@@ -122,7 +122,7 @@ def measure(config: RunConfig, folders: Sequence[Path]) -> float:
     kit = gather(config)
     assert kit.rows is not None
     find = state.finder({})
-    snapshots = [_snapshot(folder, find) for folder in folders]
+    snapshots = [shot for folder in folders if (shot := _snapshot(folder, find)) is not None]
     served = [shot["model"] for shot in snapshots if shot["index"] == SERVER and shot["model"] is not None]
     local = [shot for shot in snapshots if shot["index"] != SERVER and shot["model"] is not None]
     models: list[Model] = served or [shot["model"] for shot in local]
