@@ -127,7 +127,7 @@ class Busy(nn.Module):
 @pytest.mark.parametrize("trainer", ["batched", "sequential"])
 def test_a_busy_module_goes_all_the_way(trainer: str, tmp_path: Path) -> None:
     result = classified(Busy(), out=tmp_path / "run", engine={"device": "cpu", "trainer": trainer})
-    assert result.accuracy > 0.5 and result.accuracy == pytest.approx(accuracy(result.model))
+    assert result.accuracy > 0.4 and result.accuracy == pytest.approx(accuracy(result.model))
     assert type(result.model.dropout) is nn.Dropout
     assert torch.equal(result.model.scale, torch.full((5,), 2.0)) and not result.model.norm.running_mean.eq(0).all()
     again = Busy().eval()
