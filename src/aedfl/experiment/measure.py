@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..context import Model
+from ..graph import Chosen
 from ..randomness import generator
 from ..rules.merge import streamed_consensus_distance, weighted_mean
 from ..sim.simulation import Simulation
@@ -26,15 +29,19 @@ class Measure:
         count = min(config.devices, config.evaluation.local_devices)
         chosen = generator(config.seed, "evaluated devices").permutation(config.devices)[:count]
         self.chosen = sorted(chosen.tolist())
-        self._merged: list[Any] = []
+        self._merged: deque[Any] = deque()
+        self._ages = array("l")
 
     def staleness(self, merged: Any) -> None:
         """Notes sources and staleness of models that were merged since the last evaluation."""
         self._merged.append(merged)
+        while self._merged and not (isinstance(first := self._merged[0], Chosen) and first.flags.data is None):
+            self._ages.extend(int(age) for _, age in plain(self._merged.popleft()))
 
     def forget(self) -> None:
         """Starts a new interval without measuring."""
-        self._merged = []
+        self._merged.clear()
+        self._ages = array("l")
 
     def __call__(self) -> dict[str, Any]:
         sim, rows = self.sim, self.rows
@@ -42,7 +49,7 @@ class Measure:
         metric, loss = self.evaluator.score([self.global_vector()], rows.evaluation, rows.test)
         local, _ = self.evaluator.score([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
         worst = sorted(local)[: max(1, len(local) // 10)]
-        stale = [age for merged in plain(self._merged) for _, age in merged]
+        stale = [*self._ages, *(age for merged in plain(list(self._merged)) for _, age in merged)]
         self.forget()
         return {
             "time": sim.time,

@@ -29,6 +29,8 @@ WAITING = 1024
 """Messages without a model that may wait for one receiver."""
 MODELS, MODEL_BYTES = 16, 64 << 20
 """Models of a kind that may wait for a receiver that takes them; of one that does not, only the newest waits."""
+SMALL = 1 << 18
+"""Bytes of a model below which packing it is not worth a thread."""
 STALL = 30.0
 """Seconds without progress after which a transfer is given up and begun anew."""
 BACKOFF = (0.2, 10.0)
@@ -161,7 +163,9 @@ class Courier:
             return False
         channel = await self._connected(member)
         loop = asyncio.get_running_loop()
-        packed = await loop.run_in_executor(None, wire.pack, parcel.kind, parcel.model, self._layout, parcel.fields)
+        message = parcel.kind, parcel.model, self._layout, parcel.fields
+        small = parcel.model is None or parcel.model.vector.get().nbytes < SMALL
+        packed = wire.pack(*message) if small else await loop.run_in_executor(None, wire.pack, *message)
         began = loop.time()
         receipt = await self._transfer(channel, packed, self._stamp(parcel.number))
         if receipt.later:
