@@ -1,0 +1,132 @@
+"""`aedfl bench`: how fast it is here, beside what others do, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import UserError
+from .outcome import console, tidy
+
+if TYPE_CHECKING:
+    from ..bench.table import Figures, Tell
+
+app = typer.Typer(
+    name="bench",
+    help="Measure speed, growth and memory on this machine; every figure comes with machine, date and command.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there; `-` prints them instead.")
+]
+Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+
+
+def engine(
+    device: Device = "cpu",
+    models: Annotated[str, typer.Option("--models", help="With commas between.")] = "lenet5,resnet8,vgg9,textcnn",
+    jobs: Annotated[str, typer.Option("--jobs", help="Models trained at once in the bare step.")] = "1,20,100",
+    bf16: Annotated[bool, typer.Option("--bf16", help="In bfloat16 instead of TF32, on a GPU.")] = False,
+    trainer: Annotated[str, typer.Option("--trainer", help="auto, sequential or batched.")] = "auto",
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, help="Of each device; 0: as the real data set on a GPU, 200 on a CPU.")
+    ] = 0,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Of a local update.")] = 4,
+    steps: Annotated[
+        int, typer.Option("--steps", min=0, help="Of the bare training; 0: 400 on a GPU, 4 on a CPU.")
+    ] = 0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="About how long each simulation takes.")] = 20.0,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Seeds simulated together.")] = 1,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of the bare training; the median counts.")] = 3,
+    out: Json = None,
+) -> None:
+    """Samples per second of the training step alone and of a whole simulation of 100 devices.
+
+    [bold]Example[/]
+
+      aedfl bench engine --device cuda --models lenet5,resnet8 --json engine.json
+    """
+    _one_of("--device", device, ("cpu", "cuda"))
+    _one_of("--trainer", trainer, ("auto", "sequential", "batched"))
+    from ..bench import engine as bench
+
+    options = bench.Options(
+        device, _names(models), _numbers("--jobs", jobs), bf16, trainer, samples, epochs, steps, seconds, runs, repeats
+    )
+    with _telling() as tell:
+        found = bench.measure(options, tell)
+    _show(found, bench.table(found), out)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    names = _names(text)
+    if not names or not all(name.isdecimal() and int(name) for name in names):
+        raise UserError(f"{option} is {text!r}; allowed are whole numbers from 1 on, with commas between")
+    return tuple(int(name) for name in names)
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UserError(f"{option} is {value!r}; allowed are {', '.join(allowed)}")
+
+
+@contextmanager
+def _telling() -> Iterator[Tell]:
+    """A bar on stderr, so that stdout holds figures only."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("starting …", total=None)
+
+        def tell(what: str, done: int, total: int) -> None:
+            bars.update(task, description=what, completed=done, total=total)
+
+        yield tell
+
+
+def _show(found: dict[str, Any], figures: Figures, out: Path | None) -> None:
+    """The table, with the machine; and JSON where it is wanted."""
+    text = json.dumps(found, indent=2)
+    if out is not None and str(out) == "-":
+        print(text)
+        return
+    drawn = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for column in figures.columns:
+        drawn.add_column(column, justify="left" if column == figures.columns[0] else "right")
+    for row in figures.rows:
+        drawn.add_row(f"[bold]{escape(row[0])}[/]", *(escape(cell) for cell in row[1:]))
+    console.print(drawn)
+    for note in (*figures.notes, _machine(found)):
+        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n", encoding="utf-8")
+        console.print(f"figures: {out}", soft_wrap=True)
+
+
+def _machine(found: dict[str, Any]) -> str:
+    place, torch = found["machine"], found["versions"]["torch"]
+    gpu = f"{place['gpu']}, " if "gpu" in place else ""
+    size = f"{place['cores']} cores, {place['memory_gib']:g} GiB, load {place['load_average']:g}"
+    return f"{gpu}{place['cpu']}, {size} · torch {torch} · {found['date']}"
+
+
+def register(parent: typer.Typer) -> None:
+    """Puts `bench` and its commands under the application."""
+    for command in (engine,):
+        app.command(command.__name__)(tidy(command))
+    parent.add_typer(app)
