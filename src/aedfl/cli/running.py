@@ -27,6 +27,10 @@ Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="DIR", help="Folder to write; a new one in runs/ by default."),
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option("--ray", metavar="ADDRESS", help="Share the work with a Ray cluster; `local` starts one here."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table; print the folder only.")]
 
 
@@ -44,6 +48,7 @@ def run(
         Path | None, typer.Option("--resume", metavar="DIR", help="Go on with an interrupted run.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run that is in the folder.")] = False,
+    ray: Ray = None,
     quiet: Quiet = False,
 ) -> None:
     """Simulate one run; writes a folder with its record, summary and [bold]report.html[/].
@@ -60,9 +65,9 @@ def run(
     """
     if resume is not None:
         _alone(source=source, set=overrides, method=method, out=out, seed=seed, data=data, force=force or None)
-        folder, summary = resume, _resumed(resume, quiet)
+        folder, summary = resume, _resumed(resume, ray, quiet)
     else:
-        folder, summary = _fresh(source or "digits", overrides or [], method, out, seed, data, force, quiet)
+        folder, summary = _fresh(source or "digits", overrides or [], method, out, seed, data, force, ray, quiet)
     _tell(folder, summary, quiet)
 
 
@@ -74,6 +79,7 @@ def compare(
     out: Out = None,
     data: Data = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted comparison in --out.")] = False,
+    ray: Ray = None,
     quiet: Quiet = False,
 ) -> None:
     """Run several methods with several seeds, and put them side by side.
@@ -84,7 +90,7 @@ def compare(
     """
     if resume and out is None:
         raise UserError("--resume needs --out, the folder of the comparison to go on with")
-    configs = _configs(source, _names(methods), seeds, overrides or [], data)
+    configs = _configs(source, _names(methods), seeds, overrides or [], data, ray)
     folder = out or _free(f"compare-{Path(source).stem}")
     from ..experiment.run import compare as start
 
@@ -103,11 +109,12 @@ def _fresh(
     seed: int | None,
     data: Path | None,
     force: bool,
+    ray: str | None,
     quiet: bool,
 ) -> tuple[Path, dict[str, Any]]:
     from ..experiment.config import load
 
-    config = load(source, overrides, method=method, seed=seed, data=_directory(data))
+    config = load(source, overrides, method=method, seed=seed, data=_directory(data), **_cluster(ray))
     folder = out or _free(f"{Path(source).stem}-{Path(config.method).stem}-seed{config.seed}")
     from ..experiment.run import run as start
 
@@ -117,21 +124,23 @@ def _fresh(
         raise Interrupted(f"go on with: aedfl run --resume {folder}") from None
 
 
-def _resumed(folder: Path, quiet: bool) -> dict[str, Any]:
+def _resumed(folder: Path, ray: str | None, quiet: bool) -> dict[str, Any]:
     from ..experiment.run import resume as go_on
 
     try:
-        return go_on(folder, progress=_progress(quiet))
+        return go_on(folder, progress=_progress(quiet), ray=ray)
     except KeyboardInterrupt:
         raise Interrupted(f"go on with: aedfl run --resume {folder}") from None
 
 
-def _configs(source: str, methods: list[str], seeds: int, overrides: list[str], data: Path | None) -> list[Any]:
+def _configs(
+    source: str, methods: list[str], seeds: int, overrides: list[str], data: Path | None, ray: str | None
+) -> list[Any]:
     from ..experiment.config import load
 
     first = load(source, overrides).seed
     return [
-        load(source, overrides, method=method, seed=first + seed, data=_directory(data))
+        load(source, overrides, method=method, seed=first + seed, data=_directory(data), **_cluster(ray))
         for method in methods
         for seed in range(seeds)
     ]
@@ -155,6 +164,10 @@ def _alone(**given: object) -> None:
 
 def _directory(data: Path | None) -> dict[str, str] | None:
     return None if data is None else {"directory": str(data)}
+
+
+def _cluster(ray: str | None) -> dict[str, str]:
+    return {} if ray is None else {"engine.ray": ray}
 
 
 def _free(name: str) -> Path:

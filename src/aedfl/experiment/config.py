@@ -22,7 +22,7 @@ from .hyper import make_hyper
 from .sections import NONE, RunConfig, Section
 from .toml import dumps
 
-__all__ = ["RunConfig", "config_hash", "from_toml", "load", "make_hyper", "presets", "to_toml"]
+__all__ = ["RunConfig", "config_hash", "elsewhere", "from_toml", "load", "make_hyper", "presets", "to_toml"]
 
 Table = dict[str, Any]
 
@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = {
     "preset": None,
     "record": None,
     "data": ("directory",),
-    "engine": ("threads", "lookahead", "cache_budget_mib"),
+    "engine": ("threads", "lookahead", "cache_budget_mib", "ray", "actors"),
 }
 """What `config_hash` leaves out: names, places and pace, but nothing that a result depends on."""
 
@@ -70,11 +70,17 @@ def from_toml(text: str, name: str = "config") -> RunConfig:
     return validate(_toml(text, name))
 
 
+def elsewhere(config: RunConfig, ray: str) -> RunConfig:
+    """The config with its work on another Ray cluster, or with 'none' on no cluster; its record is the same."""
+    return validate(_over(config.model_dump(), {"engine": {"ray": ray}}))
+
+
 def config_hash(config: RunConfig) -> str:
     """SHA-256 (hex) of all that determines a run's record on one machine.
 
     Left out: `preset` (a name), `record.*`, `data.directory` and `engine.threads`, `.lookahead`,
-    `.cache_budget_mib`. Traces, speeds, edge lists and a user's method count by content, not by path.
+    `.cache_budget_mib`, `.ray`, `.actors`. Traces, speeds, edge lists and a user's method count by content, not by
+    path.
     """
     table = config.model_dump()
     for section, keys in _WITHOUT_EFFECT.items():

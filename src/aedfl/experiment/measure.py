@@ -16,7 +16,7 @@ from ..randomness import generator
 from ..rules.merge import streamed_consensus_distance, weighted_mean
 from ..sim.simulation import Simulation
 from ..sim.work import plain
-from ..training.evaluate import Evaluator
+from ..training.evaluate import Scorer
 from .config import RunConfig
 from .workshop import Rows
 
@@ -24,7 +24,7 @@ from .workshop import Rows
 class Measure:
     """Measures a simulation whose queue has been flushed."""
 
-    def __init__(self, config: RunConfig, sim: Simulation, evaluator: Evaluator, rows: Rows) -> None:
+    def __init__(self, config: RunConfig, sim: Simulation, evaluator: Scorer, rows: Rows) -> None:
         self.sim, self.evaluator, self.rows = sim, evaluator, rows
         count = min(config.devices, config.evaluation.local_devices)
         chosen = generator(config.seed, "evaluated devices").permutation(config.devices)[:count]

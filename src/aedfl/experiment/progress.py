@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console
@@ -79,9 +80,11 @@ def _figures(now: float, total: float | None, accuracy: float | None, updates: i
 class Together:
     """Several runs that advance at once, shown as one: virtual seconds and updates are sums over them."""
 
-    def __init__(self, progress: Progress, runs: int) -> None:
+    def __init__(self, progress: Progress, runs: int, place: Callable[[], str] = str) -> None:
+        """`place` says, when the first run begins, where they run; empty by default."""
         self._progress = progress
         self._runs = runs
+        self._place = place
         self._stands: dict[int, tuple[float, int, float]] = {}
         self._accuracies: dict[int, float | None] = {}
         self._ended = 0
@@ -101,7 +104,8 @@ class Together:
     def begin(self, number: int, total: float | None) -> None:
         self._stands[number] = (0.0, 0, 0.0)
         if number == 0:
-            self._progress.start(f"{self._runs} runs, best", None if total is None else total * self._runs)
+            label = f"{self._runs} runs{self._place()}, best"
+            self._progress.start(label, None if total is None else total * self._runs)
 
     def end(self) -> None:
         self._ended += 1

@@ -16,7 +16,7 @@ from ..context import SERVER
 from ..errors import UserError
 from ..sim.context import SimContext
 from . import checkpoint
-from .config import RunConfig, config_hash, from_toml, to_toml
+from .config import RunConfig, config_hash, elsewhere, from_toml, to_toml
 from .measure import Measure
 from .progress import Progress, Silent, Together
 from .record import Record, read_rows
@@ -43,6 +43,7 @@ class Run:
         self.sim = workshop.simulation(config, self.rows, self._observe)
         self.measure = Measure(config, self.sim, bench.evaluator, self.rows)
         self.task = bench.task
+        self.workshop = workshop
         self.summary: Summary = {}
         self._evaluations = 0
         self._began = time.monotonic()
@@ -75,7 +76,7 @@ class Run:
         """Runs to the end; yields whenever the queue has to be flushed before it can go on."""
         stop, every = self.config.stop, self.config.evaluation.every
         limit = float("inf") if stop.virtual_seconds is None else stop.virtual_seconds
-        self.progress.start(f"{self.config.method} seed {self.config.seed}", limit)
+        self.progress.start(f"{self.config.method} seed {self.config.seed}{self.workshop.place}", limit)
         while True:
             due = min(limit, self._evaluations * every)
             while not self.sim.advance(due):
@@ -146,7 +147,7 @@ class Run:
         return self.task.module_with(self.measure.global_vector())
 
     def _write(self, folder: Path) -> None:
-        network = self.sim.network
+        network, pool = self.sim.network, self.workshop.pool
         edges = [[source, target, *counts] for (source, target), counts in sorted(network.edges.items())]
         _dump(folder / "traffic.json", {"edges": edges, "sent": network.sent, "lost": network.lost})
         _dump(
@@ -156,6 +157,7 @@ class Run:
                 "device": str(self.task.device),
                 "batches": _batch_sizes(self.sim.work.queue.batches),
                 "version": __version__,
+                **({} if pool is None else {"actors": len(pool.actors), "actors_replaced": pool.replaced}),
             },
         )
         weights = self.final_model().state_dict()
@@ -210,8 +212,13 @@ def run(
     return complete(config, out, progress or Silent(), workshop or Workshop()).summary
 
 
-def resume(path: Path, progress: Progress | None = None, workshop: Workshop | None = None) -> Summary:
-    """Goes on with a run that was interrupted; the finished record is that of an uninterrupted run."""
+def resume(
+    path: Path, progress: Progress | None = None, workshop: Workshop | None = None, ray: str | None = None
+) -> Summary:
+    """Goes on with a run that was interrupted; the finished record is that of an uninterrupted run.
+
+    With `ray`, on that cluster (or with 'none' on no cluster), wherever it ran before.
+    """
     file = path / "config.toml"
     if not file.is_file():
         raise UserError(f"{path} is not a run folder: {file} does not exist")
@@ -221,13 +228,16 @@ def resume(path: Path, progress: Progress | None = None, workshop: Workshop | No
         summary: Summary = json.loads((path / "summary.json").read_text())
         return summary
     config = from_toml(file.read_text(), str(file))
+    if ray is not None:
+        config = elsewhere(config, ray)
     return complete(config, path, progress or Silent(), workshop or Workshop()).summary
 
 
 def complete(config: RunConfig, out: Path | None, progress: Progress, workshop: Workshop) -> Run:
     """Runs a config to its end, into the folder `out` if there is one."""
-    one = Run(config, workshop, out, progress)
-    drive_all([one], workshop)
+    with workshop:
+        one = Run(config, workshop, out, progress)
+        drive_all([one], workshop)
     if out is not None:
         _report([out], out / "report.html")
     return one
@@ -262,7 +272,6 @@ def compare(
     configs: Sequence[RunConfig], out: Path, resume: bool = False, progress: Progress | None = None
 ) -> list[Summary]:
     """Runs several configs, batched together where they share a model; one folder each and one report."""
-    workshop = Workshop()
     folders = [out / f"{Path(config.method).stem}-seed{config.seed}" for config in configs]
     for folder, config in zip(folders, configs, strict=True):
         if resume and (folder / "config.toml").exists():
@@ -270,9 +279,10 @@ def compare(
         else:
             claim(folder, config, force=False)
     left = [(f, c) for f, c in zip(folders, configs, strict=True) if not (f / "summary.json").exists()]
-    shared = Together(progress or Silent(), len(left))
-    for begin in range(0, len(left), AT_ONCE):
-        part = left[begin : begin + AT_ONCE]
-        drive_all([Run(config, workshop, folder, shared.one()) for folder, config in part], workshop)
+    with Workshop() as workshop:
+        shared = Together(progress or Silent(), len(left), lambda: workshop.place)
+        for begin in range(0, len(left), AT_ONCE):
+            part = left[begin : begin + AT_ONCE]
+            drive_all([Run(config, workshop, folder, shared.one()) for folder, config in part], workshop)
     _report(folders, out / "report.html")
     return [json.loads((folder / "summary.json").read_text()) for folder in folders]

@@ -170,6 +170,10 @@ class Engine(Section):
     threads: Count | None = None
     cache_budget_mib: Positive | None = None
     """Memory for models on the accelerator; beyond it they live in the host's."""
+    ray: str | None = None
+    """Where a Ray cluster is that shares the work: `host:port`, `auto`, or `local` to start one here."""
+    actors: Count | None = None
+    """Ray actors; one per free GPU, or without GPUs per free core, by default."""
 
 
 class Record(Section):

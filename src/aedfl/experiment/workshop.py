@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -26,10 +28,15 @@ from ..sim.simulation import Observer, Simulation, Stop
 from ..task import Loss, Task
 from ..topology import make as make_topology
 from ..training import batched, grouped
-from ..training.evaluate import Evaluator, rows_of
+from ..training.evaluate import Evaluator, Scorer, rows_of
 from ..training.plan import Indices, Plan, Trainer
 from ..training.sequential import SequentialTrainer
 from .config import RunConfig, make_hyper
+from .sections import Engine
+
+if TYPE_CHECKING:
+    from ..training.actors import Pool
+    from ..training.ray import Remote
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,8 @@ class Bench:
 
     task: Task
     trainer: Trainer
-    evaluator: Evaluator
-    given: bool
+    evaluator: Scorer
+    given: bool = False
     """True for a user's own module, whose weights are the start values whatever the seed."""
 
 
@@ -58,13 +65,30 @@ SMALL = 1e5
 
 
 class Workshop:
-    """Builds benches once per setting, and simulations on them, all on one queue."""
+    """Builds benches once per setting, and simulations on them, all on one queue.
+
+    With `engine.ray`, the work is done by actors, which leaving the workshop gives back.
+    """
 
     def __init__(self, own: Own | None = None) -> None:
         self.own = own or Own()
         self.queue = Queue()
         self.placement: Placement | None = None
+        self.pool: Pool | None = None
+        self._remotes: list[Remote] = []
         self._benches: dict[str, Bench] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.pool is not None:
+            self.pool.close()
+
+    @property
+    def place(self) -> str:
+        """Where the work is done, for those who watch; empty if it is done here."""
+        return "" if self.pool is None else f" on {len(self.pool.actors)} Ray actors"
 
     def bench(self, config: RunConfig) -> Bench:
         key = json.dumps(
@@ -77,24 +101,31 @@ class Workshop:
         return self._benches[key]
 
     def _make(self, config: RunConfig) -> Bench:
-        engine = config.engine
-        device = engine.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UserError("engine.device is 'cuda', but PyTorch sees no CUDA device here; use 'cpu' or 'auto'")
-        if device == "cpu":
-            torch.set_num_threads(1)  # parallel are jobs, not the threads of one: steady on busy cores, exact always
-        torch.backends.cuda.matmul.allow_tf32 = engine.precision != "fp32"
-        torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
-        dataset = self.own.dataset or load(config.data.name, config.data.directory)
-        module = self.own.module or _module(config, dataset)
-        task = Task(module, dataset, self.own.loss, self.own.metric, device)
+        engine, own = config.engine, self.own
+        device = _device(engine)
+        dataset = own.dataset or load(config.data.name, config.data.directory)
+        module = own.module or _module(config, dataset)
+        equip = partial(_equip, engine, module, own.loss, own.metric)
+        bench = equip(device, engine.threads or os.cpu_count() or 1, dataset)
         if engine.cache_budget_mib is not None:
-            self.placement = Placement(int(engine.cache_budget_mib * 2**20), task.device)
+            self.placement = Placement(int(engine.cache_budget_mib * 2**20), bench.task.device)
             self.queue.settled = self.placement.admit
-        trainer = _trainer(engine.trainer, task, engine.threads or os.cpu_count() or 1, engine.precision == "bf16")
-        return Bench(task, trainer, Evaluator(task), self.own.module is not None)
+        if engine.ray is not None:
+            bench = self._elsewhere(engine, bench, equip)
+        return replace(bench, given=own.module is not None)
+
+    def _elsewhere(self, engine: Engine, bench: Bench, equip: partial[Bench]) -> Bench:
+        """The bench with its work done by Ray actors, each with a bench of its own for one core or GPU."""
+        try:
+            from ..training import actors, ray
+        except ImportError as error:
+            raise UserError(f"engine.ray needs the extra 'ray' (pip install 'aedfl[ray]'): {error}") from None
+        if self.pool is None:
+            self.pool = actors.Pool(engine.ray or "auto", engine.actors, engine.device)
+        remote = ray.Remote(self.pool, bench.task, partial(equip, self.pool.device, 1))
+        self._remotes.append(remote)
+        self.queue.route = partial(ray.route, self._remotes)
+        return Bench(bench.task, ray.RayTrainer(remote), ray.RayScorer(remote, bench.evaluator))
 
     def start(self, config: RunConfig, bench: Bench) -> Tensor:
         """The start vector of that seed."""
@@ -195,6 +226,33 @@ def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
         seed=torch_seed(config.seed, "model"),
         **options,
     )
+
+
+def _device(engine: Engine) -> str:
+    """Where this process computes; with Ray, actors may have the GPUs that it lacks."""
+    if engine.device == "cpu" or (not torch.cuda.is_available() and (engine.device == "auto" or engine.ray)):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UserError("engine.device is 'cuda', but PyTorch sees no CUDA device here; use 'cpu' or 'auto'")
+    return "cuda"
+
+
+def _equip(
+    engine: Engine,
+    module: nn.Module,
+    loss: Loss | None,
+    metric: Loss | None,
+    device: str,
+    workers: int,
+    dataset: Dataset,
+) -> Bench:
+    """A task with who trains and who evaluates it, in this process, which it sets up for them."""
+    if device == "cpu":
+        torch.set_num_threads(1)  # parallel are jobs, not the threads of one: steady on busy cores, exact always
+    torch.backends.cuda.matmul.allow_tf32 = engine.precision != "fp32"
+    torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
+    task = Task(module, dataset, loss, metric, device)
+    return Bench(task, _trainer(engine.trainer, task, workers, engine.precision == "bf16"), Evaluator(task))
 
 
 def _trainer(name: str, task: Task, workers: int, bf16: bool) -> Trainer:

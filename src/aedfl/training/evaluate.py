@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,13 @@ CHUNK = 1000
 """Samples that go through a model at once."""
 MODELS = 25
 """Models that go through the batch at once on a GPU."""
+
+
+class Scorer(Protocol):
+    """Whoever scores models."""
+
+    def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> tuple[list[float], list[float]]:
+        """Mean metric and mean loss of each vector over the samples `rows` of the test (or training) data."""
 
 
 class Evaluator:
