@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, deploy, listing, reporting, running
+from . import bench, deploy, listing, reporting, reproduce, running
 from .outcome import console, tidy
 
 EXAMPLES = """\
@@ -57,6 +57,7 @@ app.command("methods")(tidy(listing.methods))
 app.command("datasets")(tidy(listing.datasets))
 app.command("topology")(tidy(listing.topology))
 deploy.register(app)
+reproduce.register(app)
 bench.register(app)
 
 

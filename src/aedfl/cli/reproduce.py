@@ -1,0 +1,201 @@
+"""`aedfl reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import UserError
+from .outcome import Interrupted, errors, tidy
+
+if TYPE_CHECKING:
+    from ..reproduce.plan import Wish
+
+TARGETS = {
+    "table1": "EMNIST & LeNet, CIFAR-10 & ResNet-8, Tiny-ImageNet & VGG-9 and ResNet-8, IMDb & TextCNN: 15 methods.",
+    "table2": "CIFAR-10 & LeNet and VGG-9: 15 methods.",
+    "fig-c": "What C, the weight of the gradient in pruning, does to AEDFL.",
+    "fig-bandwidth": "Time to target with slow links.",
+    "fig-heterogeneity": "Accuracy with more and less equal devices.",
+    "fig-topology": "Exponential graph, ring and star.",
+    "fig-200": "200 devices.",
+    "fig-ablation": "AEDFL with some of its modules switched off.",
+}
+
+RESULTS, QUICK = Path("results"), Path("runs/reproduce-quick")
+
+Settings = Annotated[str | None, typer.Option("--settings", metavar="A,B", help="Only these settings.")]
+Methods = Annotated[str | None, typer.Option("--methods", "-m", metavar="A,B", help="Only these methods.")]
+Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds; each target has its own default.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Few devices, samples, seconds and methods: minutes on a CPU.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="DIR", help="Where records, tables and plots lie; results by default."),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--minutes", metavar="M", help="Stop after so many minutes; unfinished runs leave what they have."),
+]
+Until = Annotated[
+    float | None,
+    typer.Option("--until", metavar="T", help="Run to, and compare at, this virtual time instead of the setting's."),
+]
+Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Where the data sets lie.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key of all runs. May be repeated."),
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
+AtOnce = Annotated[int | None, typer.Option("--at-once", min=1, help="Runs that share one batch.")]
+Tuning = Annotated[
+    Path | None,
+    typer.Option("--tuning", metavar="DIR", help="Where tuned hyper-parameters lie; results/tuning by default."),
+]
+Checkpoints = Annotated[
+    Path | None,
+    typer.Option("--checkpoints", metavar="DIR", help="Keep unfinished runs here, and go on with those that are."),
+]
+RecordsOnly = Annotated[bool, typer.Option("--records-only", help="Write records, but no tables, plots or overview.")]
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="The paper's tables and figures.")
+
+
+def register(main: typer.Typer) -> None:
+    """Puts `reproduce` and all its targets into the application."""
+    for name, summary in TARGETS.items():
+        app.command(name, help=summary)(tidy(_command(name)))
+    app.command("tune")(tidy(tune))
+    main.add_typer(app, name="reproduce")
+
+
+def _command(name: str) -> Callable[..., None]:
+    def command(
+        settings: Settings = None,
+        methods: Methods = None,
+        seeds: Seeds = None,
+        quick: Quick = False,
+        out: Out = None,
+        minutes: Minutes = None,
+        until: Until = None,
+        data: Data = None,
+        overrides: Overrides = None,
+        device: Device = None,
+        at_once: AtOnce = None,
+        tuning: Tuning = None,
+        checkpoints: Checkpoints = None,
+        records_only: RecordsOnly = False,
+    ) -> None:
+        from ..reproduce import plan
+        from ..reproduce.pool import Clock
+        from ..reproduce.records import Store
+        from ..reproduce.sitting import Sitting
+        from ..reproduce.tune import frozen
+
+        clock = Clock(_positive("--minutes", minutes))
+        wish = _wish(settings, methods, seeds, overrides, quick, until, data, device)
+        folder = out or (QUICK if quick else RESULTS)
+        wanted = plan.cells(plan.target(name), wish, frozen(tuning or RESULTS / "tuning"))
+        sitting = Sitting(Store(folder / "records"), _say, clock, at_once, checkpoints)
+        try:
+            sitting.run(wanted)
+        except KeyboardInterrupt:
+            raise Interrupted("finished cells are kept; go on by the same command") from None
+        _verdict(sitting.failed)
+
+    return command
+
+
+def tune(
+    setting: Annotated[str, typer.Argument(help="The setting, such as cifar10-lenet.")],
+    methods: Methods = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of each method.")] = 4,
+    out: Out = None,
+    minutes: Minutes = None,
+    until: Until = None,
+    data: Data = None,
+    overrides: Overrides = None,
+    quick: Quick = False,
+    device: Device = None,
+    at_once: AtOnce = None,
+    checkpoints: Checkpoints = None,
+) -> None:
+    """Try a few hyper-parameters of each method on validation data, and freeze the best for the tables.
+
+    Validation data are a tenth of the training data, set aside; the test set is not looked at.
+    """
+    from ..reproduce import plan
+    from ..reproduce import tune as tuning
+    from ..reproduce.pool import Clock
+    from ..reproduce.records import Store
+    from ..reproduce.sitting import Sitting
+
+    clock = Clock(_positive("--minutes", minutes))
+    wish = _wish(None, methods, None, overrides, quick, until, data, device)
+    plan.setting(setting)
+    folder = (out or (QUICK if quick else RESULTS)) / "tuning"
+    store = Store(folder)
+    sitting = Sitting(store, _say, clock, at_once, checkpoints)
+    try:
+        sitting.run(tuning.plan(setting, wish.methods or tuning.methods(), trials, wish))
+    except KeyboardInterrupt:
+        raise Interrupted("finished trials are kept; go on by the same command") from None
+    finally:
+        chosen = tuning.freeze(setting, store, folder, wish.end(setting), trials, wish)
+    for method, one in chosen["methods"].items():
+        found = one["chosen"]
+        _say(f"{method}: {'undecided' if found is None else found or 'default'}")
+    _verdict(sitting.failed)
+
+
+def _wish(
+    settings: str | None,
+    methods: str | None,
+    seeds: int | None,
+    overrides: list[str] | None,
+    quick: bool,
+    until: float | None,
+    data: Path | None,
+    device: str | None,
+) -> Wish:
+    from ..reproduce.plan import Wish
+
+    return Wish(
+        settings=_names("--settings", settings),
+        methods=_names("--methods", methods),
+        seeds=seeds,
+        overrides=tuple(overrides or ()),
+        quick=quick,
+        until=_positive("--until", until),
+        data=None if data is None else str(data),
+        device=device,
+    )
+
+
+def _names(option: str, given: str | None) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in (given or "").split(",") if name.strip())
+    if given is not None and not names:
+        raise UserError(f"{option} is empty; name at least one")
+    if len(set(names)) < len(names):
+        raise UserError(f"{option} names one twice: {given}")
+    return names
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise UserError(f"{option} {value:g}: must be a number above 0")
+    return value
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _verdict(failed: list[str]) -> None:
+    """Ends with an error if anything could not be run, after all else was."""
+    if failed:
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        errors.print(f"[bold red]failed:[/] {failed[0]}{more}", markup=True)
+        raise typer.Exit(1)

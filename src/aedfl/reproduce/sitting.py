@@ -1,0 +1,117 @@
+"""One sitting: what of a table or figure is not done yet is run, setting by setting, as far as the time goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from ..errors import UserError
+from ..experiment.progress import Live, Progress
+from .plan import Cell, setting
+from .pool import Clock, Outcome, Pool
+from .records import Record, Store, make
+
+Say = Callable[[str], None]
+
+
+class Lines:
+    """Progress for a log: a plain line now and then."""
+
+    def __init__(self, say: Say, every: float = 20.0) -> None:
+        self._say, self._every = say, every
+        self._began = self._last = time.monotonic()
+        self._of = 0.0
+
+    def start(self, label: str, total_virtual: float | None) -> None:
+        self._of = total_virtual or 0.0
+        self._say(f"  {label.partition(',')[0]} begin")
+
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
+        now = time.monotonic()
+        if now - self._last >= self._every:
+            self._last = now
+            best = f", best accuracy {accuracy:.4f}" if accuracy is not None else ""
+            self._say(
+                f"  after {now - self._began:.0f} s: {virtual_time:,.0f} of {self._of:,.0f} virtual seconds, "
+                f"{updates:,} updates, {updates / (now - self._began):,.0f}/s{best}"
+            )
+
+    def finish(self) -> None: ...
+
+
+def teller(say: Say, quiet: bool = False) -> Progress:
+    """A bar on a terminal, lines elsewhere."""
+    return Live() if sys.stderr.isatty() and not quiet else Lines(say)
+
+
+@dataclass
+class Sitting:
+    """Runs cells and keeps their records."""
+
+    store: Store
+    say: Say
+    clock: Clock = field(default_factory=Clock)
+    at_once: int | None = None
+    checkpoints: Path | None = None
+    failed: list[str] = field(default_factory=list)
+    """A sentence for each cell or setting that could not be run."""
+
+    def run(self, cells: Sequence[Cell]) -> None:
+        for name, inside in groupby(cells, key=lambda cell: cell.key.setting):
+            self._setting(name, list(inside))
+        self.store.tidy()
+
+    def _setting(self, name: str, cells: Sequence[Cell]) -> None:
+        left = todo(cells, self.store)
+        alike: dict[str, list[Cell]] = {}
+        for cell in left:
+            alike.setdefault(cell.identity, []).append(cell)
+        jobs = [(same, same[0].config) for same in alike.values()]
+        self.say(f"{setting(name).title}: {len(cells) - len(left)} of {len(cells)} cells done, {len(jobs)} runs to go")
+        if not jobs or self.clock.left <= 0:
+            return
+        pool = Pool(jobs, self._save, self.clock, self.at_once or setting(name).at_once, teller(self.say))
+        pool.checkpoints = self.checkpoints
+        try:
+            pool.run()
+        except UserError as error:
+            self.failed.append(f"{name}: {error}")
+            self.say(f"  {error}")
+
+    def _save(self, cells: list[Cell], outcome: Outcome) -> None:
+        for cell in cells:
+            record = make(cell, outcome)
+            self.store.add(record)
+            self.say("  " + told(record))
+        if outcome.error:
+            self.failed.append(f"{cells[0].key}: {outcome.error}")
+
+
+def todo(cells: Sequence[Cell], store: Store) -> list[Cell]:
+    """The cells that have no record of this config that goes far enough; one under another key is taken over."""
+    left = []
+    for cell in cells:
+        end = cell.config.stop.virtual_seconds or 0.0
+        if store.reached(cell.key, cell.identity) >= end:
+            continue
+        same = store.like(cell.identity, end)
+        if same is None:
+            left.append(cell)
+        else:
+            store.add({**same, "changes": list(cell.key.changes), "command": cell.command}, replace=True)
+    return left
+
+
+def told(record: Record) -> str:
+    """One line on how a cell ended."""
+    label = f"{record['method']} seed {record['seed']}" + "".join(f" {change}" for change in record["changes"])
+    if "error" in record:
+        return f"{label}: failed: {record['error']}"
+    curve, far = record["curve"], f"{record['reached']:,.0f} s"
+    state = far if record["complete"] else f"cut at {far} of {record['until']:,.0f} s"
+    figures = f"accuracy {curve['accuracy'][-1]:.4f}, local {curve['local_accuracy'][-1]:.4f}"
+    return f"{label}: {state}, {figures}, {curve['mmacs'][-1]:.4g} MMACs"

@@ -1,0 +1,115 @@
+"""Tuning: every method tries the same number of settings on validation data; the best is frozen for the tables.
+
+Validation data are a share of the training data, taken out before the devices get theirs. The test set is not
+looked at, and the seed is none of the tables'.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .curves import LAST, final
+from .plan import Cell, Key, Tuned, Wish, assignments, configure, settings
+from .records import Store
+
+TARGET = "tune"
+RULE = f"highest validation accuracy of the mean model, mean of the last {LAST} measurements up to the common end"
+
+
+@cache
+def _grid() -> dict[str, Any]:
+    return tomllib.loads((files("aedfl.reproduce") / "tuning.toml").read_text())
+
+
+def methods() -> list[str]:
+    return list(_grid()["methods"])
+
+
+def trials(name: str, method: str, count: int) -> list[dict[str, Any]]:
+    """The keys that each trial changes; the first changes none."""
+    lists: Mapping[str, Any] = {**_grid()["methods"], **_grid().get("settings", {}).get(name, {})}
+    if method not in lists:
+        raise UserError(f"method '{method}' has no trials to tune; those that have: {', '.join(lists)}")
+    if not 1 <= count <= len(lists[method]):
+        raise UserError(f"--trials {count}: {method} has {len(lists[method])}, and there must be at least one")
+    return list(lists[method][:count])
+
+
+def seed() -> int:
+    """The seed of all trials; tables have others."""
+    return int(_grid()["seed"])
+
+
+def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]:
+    """All trials of a setting, measured on a share of the training data."""
+    return [
+        Cell(
+            _key(name, method, keys, wish),
+            configure(name, method, seed(), keys, _set_aside(wish), wish),
+            TARGET,
+            shlex.join(["aedfl", "reproduce", TARGET, name, "--methods", method, *wish.options]),
+        )
+        for method in chosen
+        for keys in trials(name, method, count)
+    ]
+
+
+def _set_aside(wish: Wish) -> tuple[str, ...]:
+    return (*wish.changes(()), f"data.validation={_grid()['validation']}")
+
+
+def _key(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Key:
+    return Key(name, method, seed(), (*assignments(keys), *_set_aside(wish)))
+
+
+def freeze(name: str, store: Store, folder: Path, until: float, count: int, wish: Wish) -> dict[str, Any]:
+    """Chooses for each method whose trials all got to `until`, and writes `SETTING.json` with every outcome."""
+    found: dict[str, Any] = {}
+    for method in methods():
+        outcomes = [
+            _outcome(keys, store, _key(name, method, keys, wish), until) for keys in trials(name, method, count)
+        ]
+        if any(one["reached"] for one in outcomes):
+            found[method] = {"chosen": choose(outcomes), "trials": outcomes}
+    head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
+    content = {**head, "until": until, "trials": count, "methods": found}
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{name}.partial"
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(folder / f"{name}.json")
+    return content
+
+
+def _outcome(keys: Mapping[str, Any], store: Store, key: Key, until: float) -> dict[str, Any]:
+    record = store.get(key)
+    if record is None or "curve" not in record:
+        return {"changes": dict(keys), "reached": 0.0, "accuracy": None}
+    whole = record["reached"] >= until
+    figures = {name: final(record["curve"], until, name) if whole else None for name in ("accuracy", "local_accuracy")}
+    return {"changes": dict(keys), "config": record["config"], "reached": record["reached"], **figures}
+
+
+def choose(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The changes of the best trial; the first of equals; none before all are there."""
+    if any(one["accuracy"] is None for one in outcomes):
+        return None
+    return dict(max(outcomes, key=lambda one: float(one["accuracy"]))["changes"])
+
+
+def frozen(folder: Path) -> dict[str, Tuned]:
+    """What was chosen in each setting so far."""
+    found: dict[str, Tuned] = {}
+    for name in settings():
+        path = folder / f"{name}.json"
+        if path.exists():
+            chosen = {method: one["chosen"] for method, one in json.loads(path.read_text())["methods"].items()}
+            found[name] = {method: keys for method, keys in chosen.items() if keys is not None}
+    return found
