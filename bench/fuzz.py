@@ -31,7 +31,7 @@ from aedfl.graph import Value
 from aedfl.layout import Layout
 from aedfl.net import wire
 from aedfl.net.check import Checker
-from aedfl.net.courier import SEND
+from aedfl.net.post import SEND
 from aedfl.net.protocol_pb2 import Receipt
 from net.cluster import Cluster, chat
 from net.damage import damaged
@@ -104,7 +104,7 @@ async def live(count: int, seed: int, folder: Path) -> dict[str, Any]:
     outcome: Counter[str] = Counter()
     updates, settled, frames, begin = made.updates(0), 0, 0, time.monotonic()
     for number in range(count):
-        parts = damaged(whole(number % 64, checker, target.run_id, 1, 10 + number), rng)
+        parts = damaged(whole(number % 64, checker, target.member.run, 1, 10 + number), rng)
         call = channel.stream_unary(SEND, None, Receipt.FromString)()
         try:
             for part in parts:

@@ -218,7 +218,7 @@ async def many(devices: int, seconds: float, folder: Path) -> dict[str, Any]:
     }  # fmt: skip
     begin = time.process_time()
     for _ in range(2000):
-        made.coordinator._view(next(iter(made.coordinator._entries.values())), made.coordinator.epoch, 0)
+        made.coordinator.roster.view(next(iter(made.coordinator.roster.entries.values())), made.coordinator.roster.epoch)
     found["seconds_per_heartbeat_answer"] = (time.process_time() - begin) / 2000
     await made.close()
     return found

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from .forms import Form
 from .graph import Op, Value
 from .task import Task
 from .training.plan import Plan
@@ -236,3 +237,5 @@ class Method:
     paper: str = ""
     public_samples: int = 0
     """Samples that the server gets from the training data before they are shared out; at most a twentieth."""
+    messages: Mapping[str, Form] = field(default_factory=dict)
+    """What its messages look like, by kind. On real machines all others are refused; without forms none is."""

@@ -121,6 +121,11 @@ class Cluster:
         node = self.nodes.get(index)
         return node.context.update if node is not None and hasattr(node, "context") else 0
 
+    def listening(self, index: int) -> int:
+        """Its port; 0 before it has one."""
+        node = self.nodes[index]
+        return node.transport.port if hasattr(node, "transport") else 0
+
     def received(self, index: int) -> int:
         return self.nodes[index].transport.counters.messages_received
 

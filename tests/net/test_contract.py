@@ -103,7 +103,7 @@ class Fleet:
                     await current
                 current = None
             if event == "leave":
-                self.coordinator.remove(self.coordinator._entries[_name(index)])
+                self.coordinator.remove(self.coordinator.roster.entries[_name(index)])
                 return
         if current is not None:
             try:

@@ -16,8 +16,9 @@ from aedfl.experiment.sections import Topology
 from aedfl.net.coordinator import Coordinator
 from aedfl.net.credentials import Plaintext
 from aedfl.net.kit import gather
-from aedfl.net.link import CoordinatorAway, Refused, check_address
+from aedfl.net.link import CoordinatorAway, Refused
 from aedfl.net.members import graph
+from aedfl.net.places import check_address
 from aedfl.task import Task
 from net.cluster import cluster, config, evaluator, kit
 from sim.worlds import tiny_task
@@ -105,7 +106,7 @@ def test_a_device_that_is_silent_for_too_long_has_left(tmp_path: Path) -> None:
 def test_those_who_have_ended_do_not_wait_for_ever_for_one_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aedfl.net.coordinator.PATIENCE", 1.0)
+    monkeypatch.setattr("aedfl.net.roster.PATIENCE", 1.0)
 
     async def test() -> None:
         stop = {"virtual_seconds": "none", "updates": 8, "target_accuracy": "none"}
@@ -129,10 +130,10 @@ def test_the_coordinator_comes_back_as_it_was(tmp_path: Path) -> None:
             await made.coordinator.close()
             updates, received = made.updates(0), made.received(0)
             await made.until(lambda: made.updates(0) > updates + 3 and made.received(0) > received + 3)
-            await made.until(lambda: made.nodes[0]._trouble)
+            await made.until(lambda: made.nodes[0].member.trouble)
             await made.coordinate(f"127.0.0.1:{port}")
             assert made.coordinator.run == run and made.coordinator.clock.now >= elapsed
-            await made.until(lambda: not made.nodes[0]._trouble and not made.nodes[1]._trouble)
+            await made.until(lambda: not made.nodes[0].member.trouble and not made.nodes[1].member.trouble)
             assert [node.index for node in made.nodes.values()] == [0, 1]
             await made.until(lambda: {m.state for m in made.coordinator.status().view.members} == {"here"})
 
@@ -149,12 +150,12 @@ def test_a_coordinator_that_lost_its_ledger_gives_the_old_indices_back(tmp_path:
             token, made.token = made.token, ""
             fresh = Coordinator(made.config, tmp_path / "c", Plaintext("coordinator"), beat=0.1)
             fresh.ledger.set("run", run)
-            fresh._entries, fresh.run = {}, run
+            fresh.run = run
             fresh.ledger._db.execute("INSERT INTO tokens VALUES (?, 9e9, 9)", (_digest(token),))
             made.coordinator = fresh
             await fresh.start(f"127.0.0.1:{made.port}")
-            await made.until(lambda: len(fresh._entries) == 2)
-            assert {name: entry.index for name, entry in fresh._entries.items()} == {"device-0": 0, "device-1": 1}
+            await made.until(lambda: len(fresh.roster.entries) == 2)
+            assert {name: entry.index for name, entry in fresh.roster.entries.items()} == {"device-0": 0, "device-1": 1}
 
     asyncio.run(test())
 

@@ -65,7 +65,7 @@ def test_a_device_comes_back_while_the_coordinator_is_away(tmp_path: Path) -> No
             assert node.index == 1 and node.clock.begun
             await made.until(lambda: made.received(1) > 1 and made.received(0) > 1)
             await made.coordinate(f"127.0.0.1:{port}")
-            await made.until(lambda: not node._trouble)
+            await made.until(lambda: not node.member.trouble)
 
     asyncio.run(test())
 
@@ -78,8 +78,8 @@ def test_a_partition_heals(tmp_path: Path) -> None:
                 port = await proxy.start()
                 made.start(index, advertise=f"127.0.0.1:{port}", listen="127.0.0.1:0")
             for index, proxy in enumerate(proxies):
-                await made.until(lambda index=index: hasattr(made.nodes[index], "address"))
-                proxy.target = made.nodes[index].transport.port
+                await made.until(lambda index=index: made.listening(index))
+                proxy.target = made.listening(index)
             await made.until(lambda: made.received(0) > 2 and made.received(1) > 2)
             for proxy in proxies:
                 proxy.break_off()

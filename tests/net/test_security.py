@@ -12,12 +12,13 @@ import pytest
 from aedfl.errors import AedflError, UserError
 from aedfl.net import wire
 from aedfl.net.coordinator import SERVICE
-from aedfl.net.courier import SEND
-from aedfl.net.credentials import Plaintext, Tls, is_loopback
+from aedfl.net.credentials import Plaintext, Tls
 from aedfl.net.identity import Authority, check_name, list_number, read_list, server_name
 from aedfl.net.link import CoordinatorAway, Link, Refused
-from aedfl.net.post import Bucket
+from aedfl.net.places import is_loopback
+from aedfl.net.post import SEND
 from aedfl.net.protocol_pb2 import Ask, Receipt
+from aedfl.net.rates import Bucket
 from net.cluster import Cluster, cluster
 
 
@@ -182,13 +183,13 @@ def test_a_certificate_cannot_speak_for_another_name(tmp_path: Path) -> None:
                 with pytest.raises(Refused, match="cannot take device-0 out"):
                     await link.leave("device-0")
             node = made.nodes[0]
-            serial = next(m.serial for m in node._view.members if m.index == 1)
+            serial = next(m.serial for m in node.member.view.members if m.index == 1)
             place = f"127.0.0.1:{made.nodes[1].transport.port}"
             channel = made.security("device-0").connect(place, "device-1", serial, [])
             packed = wire.pack("model", node.context.model, node.transport.checker.digest, {"samples": 1})
             for source in (1, 7):
                 call = channel.stream_unary(SEND, None, Receipt.FromString)()
-                for frame in wire.frames(packed, wire.Stamp(node.run_id, source, 5, 1)):
+                for frame in wire.frames(packed, wire.Stamp(node.member.run, source, 5, 1)):
                     await call.write(frame)
                 await call.done_writing()
                 receipt = await call
@@ -223,19 +224,19 @@ def test_renewing_and_revoking_while_the_run_goes_on(tmp_path: Path) -> None:
             old = made.nodes[1].security.serial  # type: ignore[attr-defined]
             made.authority.issue("device-1")
             await made.until(lambda: made.nodes[1].security.serial != old)  # type: ignore[attr-defined]
-            await made.until(lambda: any(m.serial not in ("", old) for m in made.nodes[0]._view.members))
+            await made.until(lambda: any(m.serial not in ("", old) for m in made.nodes[0].member.view.members))
             await undisturbed(made)
             made.authority.revoke("device-1")
             crl = (tmp_path / "tls" / "crl.pem").read_bytes()
             (tmp_path / "tls" / "coordinator" / "crl.pem").write_bytes(crl)
-            await made.until(lambda: "revoked" in made.nodes[1]._trouble)
+            await made.until(lambda: "revoked" in made.nodes[1].member.trouble)
             await made.until(lambda: made.nodes[0].transport.counters.refused > 0)
             count = made.nodes[0].transport.counters.messages_received
             updates = made.updates(0)
             await made.until(lambda: made.updates(0) > updates + 2)
             assert made.nodes[0].transport.counters.messages_received == count
             made.authority.issue("device-1")
-            await made.until(lambda: made.nodes[1]._trouble == "")
+            await made.until(lambda: made.nodes[1].member.trouble == "")
             await undisturbed(made)
 
     together(test())

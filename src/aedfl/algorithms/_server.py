@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any
 
-from .. import costs
+from .. import costs, forms
 from ..context import SERVER, Context, Message, Model, Trained
 from ..ops import WeightedMean
 from ..training.plan import Plan
@@ -26,6 +26,11 @@ PATIENCE = 3.0
 SPREAD = 100.0
 MARGIN = 1.05
 """A span that is set by somebody's own time is so much longer, or that one would just miss it."""
+MESSAGES = {
+    "ready": forms.Form({"samples": forms.count}, model=False),
+    "order": forms.Form({"version": forms.count}, by_server=True),
+    "update": forms.Form({"version": forms.count, "samples": forms.some}),
+}
 
 
 def report(ctx: Context) -> None:

@@ -19,7 +19,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from .. import costs
+from .. import costs, forms
 from ..context import Context, Message, Method, Model, option
 from ..graph import Job, Op
 from ..ops import Step
@@ -136,4 +136,10 @@ async def apply(ctx: Context, node: Node, end: Model, start: Model) -> None:
             return
 
 
-METHOD = Method("ad-psgd", "asynchronous pairwise averaging", Hyper(), device, paper="Lian et al., ICML 2018")
+METHOD = Method(
+    "ad-psgd", "asynchronous pairwise averaging", Hyper(), device, paper="Lian et al., ICML 2018",
+    messages={
+        "average": forms.Form({"question": forms.count}),
+        "answer": forms.Form({"question": forms.count}, model=None),
+    },
+)  # fmt: skip

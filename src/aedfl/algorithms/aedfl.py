@@ -15,7 +15,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from .. import costs
+from .. import costs, forms
 from ..context import Context, Method, Model, Size, Trained, option
 from ..graph import Chosen, Value
 from ..ops import HeldOut, LargestNorm
@@ -316,9 +316,12 @@ def send(ctx: Context, state: State, loss: Value) -> None:
         ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate)
 
 
+MESSAGES = {"model": forms.Form({"loss": forms.loss, "samples": forms.some, "rate": forms.share})}
+
+
 def _variant(name: str, summary: str, selection: bool, weighting: bool, pruning: bool) -> Method:
     hyper = Hyper(selection=selection, weighting=weighting, pruning=pruning)
-    return Method(name, summary, hyper, device, paper="Liu et al., SDM 2024")
+    return Method(name, summary, hyper, device, paper="Liu et al., SDM 2024", messages=MESSAGES)
 
 
 VARIANTS = (

@@ -30,7 +30,7 @@ from torch import Tensor
 from ..context import Context, Method, option
 from ..graph import Job, Op
 from ..layout import Entry, Layout
-from ._server import Desk, deliver, merging, next_order, report, start
+from ._server import MESSAGES, Desk, deliver, merging, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -147,5 +147,5 @@ def step_size(mean_delay: float) -> float:
 
 METHOD = Method(
     "aso-fed", "asynchronous, with corrected changes and feature learning", Hyper(), client, server,
-    "Chen et al., IEEE Big Data 2020",
+    "Chen et al., IEEE Big Data 2020", messages=MESSAGES,
 )  # fmt: skip

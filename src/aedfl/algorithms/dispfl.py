@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import costs
+from .. import costs, forms
 from ..context import Context, Message, Method, Model, Size, option
 from ..graph import Job, Op
 from ..layout import Entry, Layout
@@ -205,4 +205,7 @@ class Peers:
         return {*self.ctx.in_neighbours} - {self.ctx.index} - there - self.silent
 
 
-METHOD = Method("dispfl", "synchronous averaging of sparse models", Hyper(), device, paper="Dai et al., ICML 2022")
+METHOD = Method(
+    "dispfl", "synchronous averaging of sparse models", Hyper(), device, paper="Dai et al., ICML 2022",
+    messages={"model": forms.Form({"round": forms.count})},
+)  # fmt: skip

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import costs
+from .. import costs, forms
 from ..context import Context, Method, option
 from ..graph import Job, Op, Value
 from ..randomness import Key, torch_seed
@@ -34,7 +34,7 @@ from ..sparsity.rate import gap_rate, lipschitz
 from ..task import Task
 from ..training.plan import Indices
 from ._pruning import GROUND, cut, lowest_go, outcome
-from .aedfl import State, local_updates
+from .aedfl import MESSAGES, State, local_updates
 from .hrank import batches, rank_flops, ranks_of
 
 
@@ -155,7 +155,7 @@ async def device(ctx: Context, hyper: Hyper) -> None:
         rates[ctx.index] = await own_rate(ctx, hyper, state)
         for other in ctx.out_neighbours:
             ctx.send(other, kind="rate", rate=rates[ctx.index])
-        worth = importances(labels)
+        worth = importances({k: counts for k, counts in labels.items() if len(counts) == len(labels[ctx.index])})
         known = [device for device in sorted(rates) if device in worth]
         rows = batches(ctx, hyper.batches)
         metrics = await cut(
@@ -191,4 +191,10 @@ async def _hear(ctx: Context, kind: str, name: str, known: dict[int, Any]) -> No
             known[message.source] = message.fields[name]
 
 
-METHOD = Method("fedap", "AEDFL-0, filters pruned at adaptive rates", Hyper(), device, paper="Zhang et al., IJCAI 2022")
+METHOD = Method(
+    "fedap", "AEDFL-0, filters pruned at adaptive rates", Hyper(), device, paper="Zhang et al., IJCAI 2022",
+    messages={
+        **MESSAGES, "labels": forms.Form({"counts": forms.counts}, model=False),
+        "rate": forms.Form({"rate": forms.share}, model=False),
+    },
+)  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..context import Context, Method, option
-from ._server import averaging_rounds, training_client
+from ._server import MESSAGES, averaging_rounds, training_client
 
 
 @dataclass(frozen=True)
@@ -26,5 +26,6 @@ async def server(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "fedavg", "synchronous mean of the models", Hyper(), training_client, server, "McMahan et al., AISTATS 2017"
-)
+    "fedavg", "synchronous mean of the models", Hyper(), training_client, server, "McMahan et al., AISTATS 2017",
+    messages=MESSAGES,
+)  # fmt: skip

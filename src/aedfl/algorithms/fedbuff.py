@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..context import Context, Method, option
 from ..ops import Step
-from ._server import Desk, Update, merging, training_client
+from ._server import MESSAGES, Desk, Update, merging, training_client
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,6 @@ async def server(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "fedbuff", "asynchronous, in buffers of K changes", Hyper(), training_client, server, "Nguyen et al., AISTATS 2022"
-)
+    "fedbuff", "asynchronous, in buffers of K changes", Hyper(), training_client, server, "Nguyen et al., AISTATS 2022",
+    messages=MESSAGES,
+)  # fmt: skip

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .. import forms
 from ..context import Context, Method, option
 from ..ops import Step
-from ._server import Desk, deliver, merging, next_order, report, start
+from ._server import MESSAGES, Desk, deliver, merging, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -72,5 +73,6 @@ async def client(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "fednova", "FedAvg with changes normalised by local steps", Hyper(), client, server, "Wang et al., NeurIPS 2020"
-)
+    "fednova", "FedAvg with changes normalised by local steps", Hyper(), client, server, "Wang et al., NeurIPS 2020",
+    messages={**MESSAGES, "update": forms.Form({**MESSAGES["update"].fields, "a": forms.positive})},
+)  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..context import Context, Method, option
-from ._server import averaging_rounds, by_epoch, deliver, next_order, report, start
+from ._server import MESSAGES, averaging_rounds, by_epoch, deliver, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -45,5 +45,6 @@ async def client(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "fedprox", "FedAvg with a proximal term at the clients", Hyper(), client, server, "Li et al., MLSys 2020"
-)
+    "fedprox", "FedAvg with a proximal term at the clients", Hyper(), client, server, "Li et al., MLSys 2020",
+    messages=MESSAGES,
+)  # fmt: skip

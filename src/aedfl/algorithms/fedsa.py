@@ -17,10 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from .. import forms
 from ..context import Context, Method, option
 from ..graph import Value
 from ..ops import Combination
-from ._server import Desk, deliver, merging, next_order, report, start
+from ._server import MESSAGES, Desk, deliver, merging, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -81,5 +82,9 @@ async def client(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "fedsa", "asynchronous mixing by staleness, in two stages", Hyper(), client, server, "Chen, Mao, Ma, FGCS 2021"
-)
+    "fedsa", "asynchronous mixing by staleness, in two stages", Hyper(), client, server, "Chen, Mao, Ma, FGCS 2021",
+    messages={
+        **MESSAGES, "update": forms.Form({**MESSAGES["update"].fields, "loss": forms.loss}),
+        "order": forms.Form(MESSAGES["order"].fields, by_server=True, optional={"effort": forms.share}),
+    },
+)  # fmt: skip

@@ -25,7 +25,7 @@ from ..sparsity.select import prune
 from ..task import Task
 from ..training.plan import Indices
 from ._pruning import GROUND, cut, outcome
-from .aedfl import State, local_updates
+from .aedfl import MESSAGES, State, local_updates
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,7 @@ async def device(ctx: Context, hyper: Hyper) -> None:
     await local_updates(ctx, GROUND, prune_once)
 
 
-METHOD = Method("hap", "AEDFL-0, channels of low curvature pruned once", Hyper(), device, paper="Yu et al., WACV 2022")
+METHOD = Method(
+    "hap", "AEDFL-0, channels of low curvature pruned once", Hyper(), device,
+    paper="Yu et al., WACV 2022", messages=MESSAGES,
+)  # fmt: skip

@@ -21,7 +21,7 @@ from ..sparsity.scores import feature_ranks
 from ..task import Task
 from ..training.plan import Indices
 from ._pruning import GROUND, cut, lowest_go, outcome
-from .aedfl import State, local_updates
+from .aedfl import MESSAGES, State, local_updates
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,7 @@ async def device(ctx: Context, hyper: Hyper) -> None:
     await local_updates(ctx, GROUND, prune)
 
 
-METHOD = Method("hrank", "AEDFL-0, filters of low rank pruned once", Hyper(), device, paper="Lin et al., CVPR 2020")
+METHOD = Method(
+    "hrank", "AEDFL-0, filters of low rank pruned once", Hyper(), device,
+    paper="Lin et al., CVPR 2020", messages=MESSAGES,
+)  # fmt: skip

@@ -22,11 +22,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .. import forms
 from ..context import Context, Message, Method, option
 from ..graph import Job, Op
 from ..ops import moved
 from ..rules.reduce import dot, norm
-from ._server import Desk, Update, by_epoch, deliver, merging, next_order, report, start
+from ._server import MESSAGES, Desk, Update, by_epoch, deliver, merging, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -133,5 +134,6 @@ async def client(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "port", "asynchronous, weighted by staleness and direction, bounded", Hyper(), client, server, "Su, Li, IWQoS 2022"
-)
+    "port", "asynchronous, weighted by staleness and direction, bounded", Hyper(), client, server, "Su, Li, IWQoS 2022",
+    messages={**MESSAGES, "urgent": forms.Form({"version": forms.count}, model=False, by_server=True)},
+)  # fmt: skip

@@ -20,7 +20,7 @@ from math import ceil, inf
 
 from ..context import Context, Message, Method, Model, option
 from ..ops import WeightedMean
-from ._server import MARGIN, Desk, Update, by_epoch, deliver, merging, next_order, report, start
+from ._server import MARGIN, MESSAGES, Desk, Update, by_epoch, deliver, merging, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -109,5 +109,6 @@ async def client(ctx: Context, hyper: Hyper) -> None:
 
 
 METHOD = Method(
-    "safa", "semi-asynchronous rounds over a cache of all clients", Hyper(), client, server, "Wu et al., IEEE ToC 2021"
-)
+    "safa", "semi-asynchronous rounds over a cache of all clients", Hyper(), client, server, "Wu et al., IEEE ToC 2021",
+    messages=MESSAGES,
+)  # fmt: skip

@@ -30,7 +30,7 @@ from ..ops import combination
 from ..rules.merge import weighted_mean
 from ..task import Task
 from ..training.plan import Indices
-from ._server import MARGIN, Desk, Update, merging, training_client
+from ._server import MARGIN, MESSAGES, Desk, Update, merging, training_client
 
 
 @dataclass(frozen=True)
@@ -170,5 +170,5 @@ async def aggregate(desk: Desk, updates: list[Update], hyper: Hyper) -> tuple[Va
 
 METHOD = Method(
     "sageflow", "rounds of fixed length, late models in groups", Hyper(), training_client, server,
-    "Park et al., NeurIPS 2021", public_samples=1000,
+    "Park et al., NeurIPS 2021", public_samples=1000, messages=MESSAGES,
 )  # fmt: skip

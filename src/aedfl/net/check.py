@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from math import isfinite
 
@@ -9,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..context import Message, Model, Size
+from ..context import SERVER, Message, Model, Size
 from ..errors import PeerError
+from ..forms import Form
 from ..graph import Value
 from ..layout import Layout
 from . import fields as typed
@@ -32,10 +34,10 @@ def is_finite(values: Tensor) -> bool:
 
 
 class Checker:
-    """Knows the own model, and so what another's may look like."""
+    """Knows the own model, and so what another's may look like; and the messages that the method has."""
 
-    def __init__(self, layout: Layout, macs: float) -> None:
-        self.size, self.macs = layout.size, macs
+    def __init__(self, layout: Layout, macs: float, forms: Mapping[str, Form] | None = None) -> None:
+        self.size, self.macs, self._forms = layout.size, macs, forms or {}
         self.digest = layout_digest(layout)
 
     def bytes_allowed(self, header: Header) -> int:
@@ -56,7 +58,18 @@ class Checker:
         header, tensors = incoming.header, dict(incoming.tensors)
         model = self._model(header, tensors) if header.HasField("model") else None
         fields = typed.unpack(list(header.fields), tensors)
-        return Message(source, header.kind, model, fields)
+        message = Message(source, header.kind, model, fields)
+        self._formed(message)
+        return message
+
+    def _formed(self, message: Message) -> None:
+        """The program reads fields without asking whether they are there, so they must be."""
+        if not self._forms:
+            return
+        form = self._forms.get(message.kind)
+        problem = "the method has no such message" if form is None else form.problem(message, message.source == SERVER)
+        if problem:
+            raise PeerError(f"message of kind {message.kind[:40]!r}: {problem}")
 
     def _model(self, header: Header, tensors: dict[str, Tensor]) -> Model:
         info = header.model

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
-from collections import deque
+import sqlite3
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,42 +22,26 @@ from ..errors import PeerError, UserError
 from ..experiment.config import RunConfig, from_toml, to_toml
 from .clock import Clock
 from .credentials import Peer, Security
+from .identity import check_name
 from .ledger import Entry, Ledger
-from .members import Graph, graph
-from .protocol_pb2 import (
-    Ask,
-    Beat,
-    Edge,
-    Empty,
-    Join,
-    Joined,
-    Leave,
-    Member,
-    Neighbours,
-    Report,
-    Settings,
-    Status,
-    View,
-)
-from .transport import open_port
+from .places import check_address
+from .protocol_pb2 import Ask, Beat, Empty, Join, Joined, Leave, Settings, Status, View
+from .rates import Rates
+from .roster import Roster
+from .transport import CONNECTIONS, open_port
 from .wire import PROTOCOL
 
 log = logging.getLogger(__name__)
 
 SERVICE = "aedfl.v1.Coordinator"
-PATIENCE = 60.0
-"""Seconds that devices which have ended wait for one that is away."""
 MESSAGE = 1 << 18
 """Bytes that a request may have: a report is far smaller, a model far larger."""
-
-
-@dataclass
-class Seen:
-    """What is known of a member since the coordinator started."""
-
-    last: float = field(default_factory=time.monotonic)
-    report: Report = field(default_factory=Report)
-    heard: bool = False
+CALLERS = 4096
+"""Connections at the same time."""
+RATE = 50.0
+"""Requests per second of one certificate."""
+SPARE = 64
+"""Indices beyond those of the config that may be wished for, by late comers of a run whose ledger was lost."""
 
 
 class Refusal(Exception):
@@ -89,18 +71,18 @@ class Coordinator:
         self.run = self.ledger.get("run")
         self.with_server = with_server
         self.wait_for = self.config.devices if wait_for is None else wait_for
-        self.clock = Clock()
-        self.clock.at_least(float(self.ledger.get("elapsed", "0")))
-        self.over = self.ledger.get("over") == "yes"
-        self.epoch = int(self.ledger.get("epoch", "1"))
-        self._entries = {entry.name: entry for entry in self.ledger.members()}
-        self._seen = {name: Seen() for name in self._entries}
-        self._graph: Graph = self._draw()
-        self._beats: deque[float] = deque(maxlen=4096)
+        self.roster = Roster(self.config, self.ledger, beat)
+        self._rates = Rates(RATE)
         self._server: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        if self.ledger.get("begun") == "yes":
-            self.clock.begin()
+
+    @property
+    def clock(self) -> Clock:
+        return self.roster.clock
+
+    @property
+    def over(self) -> bool:
+        return self.roster.over
 
     def _settle(self, config: RunConfig | None) -> RunConfig:
         """The ledger's settings once there are any: a run does not change its rules on the way."""
@@ -119,7 +101,10 @@ class Coordinator:
     # ---- serving
 
     async def start(self, address: str) -> int:
-        options: list[tuple[str, Any]] = [("grpc.max_receive_message_length", MESSAGE), ("grpc.so_reuseport", 0)]
+        options: list[tuple[str, Any]] = [
+            ("grpc.max_receive_message_length", MESSAGE), ("grpc.so_reuseport", 0),
+            ("grpc.max_allowed_incoming_connections", CALLERS), *CONNECTIONS,
+        ]  # fmt: skip
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=1024)
         calls: dict[str, tuple[Callable[[Any, Any], Awaitable[Any]], Any]] = {
             "Settings": (self._settings, Ask),
@@ -144,6 +129,7 @@ class Coordinator:
 
     async def _call(self, function: Callable[[Any, Any], Awaitable[Any]], request: Any, context: Any) -> Any:
         try:
+            self._in_time(context)
             return await function(request, context)
         except Refusal as refusal:
             log.warning(str(refusal), extra={"event": "refusal", "peer": context.peer()})
@@ -151,13 +137,24 @@ class Coordinator:
         except PeerError as error:
             log.warning(str(error), extra={"event": "refusal", "peer": context.peer()})
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+        except sqlite3.Error as error:
+            log.error(f"cannot write the ledger: {error}", extra={"event": "disk"})
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the coordinator cannot write its ledger: {error}")
+
+    def _in_time(self, context: Any) -> None:
+        name = self.security.caller(context, "").name or context.peer()
+        if not self._rates.take(name):
+            raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name} asks more than {RATE:.0f} times a second")
 
     async def close(self) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
         if self._server is not None:
             await self._server.stop(0.2)
-        self.ledger.set("elapsed", str(self.clock.now))
+        try:
+            self.roster.keep_time()
+        except sqlite3.Error as error:
+            log.error(f"cannot write the ledger: {error}", extra={"event": "disk"})
         self.ledger.close()
 
     # ---- calls
@@ -170,12 +167,22 @@ class Coordinator:
     async def _join(self, request: Join, context: Any) -> Joined:
         peer = self.security.caller(context, request.name)
         _same_protocol(request.protocol)
+        _valid(check_name, peer.name)
+        entry = self.roster.entries.get(peer.name)
+        if entry is None:
+            self._allowed(request, peer)
         self._same_layout(request)
-        entry = self._entries.get(peer.name)
         entry = self._newcomer(request, peer) if entry is None else self._returned(entry, request, peer)
-        self._register(entry)
+        self.roster.register(entry)
+        self._begin_when_all_are_there()
         log.info(f"{entry.name} joined as {entry.index}", extra={"event": "join", "device": entry.index})
         return Joined(index=entry.index, run=self.run, beat=self.beat, view=self._view(entry, 0, 0))
+
+    def _allowed(self, request: Join, peer: Peer) -> None:
+        """Before anything that a newcomer says has any effect."""
+        problem = self.ledger.problem(request.token)
+        if problem:
+            raise Refusal(grpc.StatusCode.PERMISSION_DENIED, f"{peer.name} may not join: {problem}; ask for a new one")
 
     def _same_layout(self, request: Join) -> None:
         """The first device's model is the run's."""
@@ -191,21 +198,19 @@ class Coordinator:
             )
 
     def _newcomer(self, request: Join, peer: Peer) -> Entry:
-        problem = self.ledger.problem(request.token)
-        if problem:
-            raise Refusal(grpc.StatusCode.PERMISSION_DENIED, f"{peer.name} may not join: {problem}; ask for a new one")
         index = self._free_index(request)
         self.ledger.spend(request.token)
         return Entry(peer.name, index, request.instance, "", "")
 
     def _free_index(self, request: Join) -> int:
         """The server's, the one that was wished for, or the next that nobody ever had."""
-        taken = {entry.index for entry in self._entries.values()}
+        taken = {entry.index for entry in self.roster.entries.values()}
         if request.server:
             if SERVER in taken:
                 raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "the run has a server already")
             return SERVER
-        if request.HasField("wish") and 0 <= request.wish < 1 << 20 and request.wish not in taken:
+        most = max(self.config.devices, len(taken)) + SPARE
+        if request.HasField("wish") and 0 <= request.wish < most and request.wish not in taken:
             return request.wish
         return max(taken, default=SERVER) + 1
 
@@ -214,48 +219,32 @@ class Coordinator:
         if request.server != (entry.index == SERVER):
             role = "the server" if entry.index == SERVER else "a device"
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"{peer.name} takes part as {role} already")
-        if entry.instance != request.instance and self._here(entry.name):
-            silent = time.monotonic() - self._seen[entry.name].last
+        if entry.instance != request.instance and self.roster.here(entry.name):
             raise Refusal(
                 grpc.StatusCode.ALREADY_EXISTS,
-                f"{peer.name} takes part already, at {entry.address}, heard of {silent:.0f} s ago; stop that "
-                "device first, or give this one a certificate of its own",
+                f"{peer.name} takes part already, at {entry.address}, heard of {self.roster.silence(entry.name):.0f} s "
+                "ago; stop that device first, or give this one a certificate of its own",
             )
         entry.instance, entry.left = request.instance, False
         return entry
 
-    def _register(self, entry: Entry) -> None:
-        self._entries[entry.name] = entry
-        seen = self._seen.setdefault(entry.name, Seen())
-        seen.last, seen.heard = time.monotonic(), True
-        self._changed(entry)
-
-    def _changed(self, entry: Entry) -> None:
-        self.ledger.put(entry)
-        self.epoch += 1
-        self.ledger.set("epoch", str(self.epoch))
-        self._graph = self._draw()
-        ready = {each.index for each in self._entries.values() if each.address and not each.left}
+    def _begin_when_all_are_there(self) -> None:
+        ready = self.roster.ready()
         served = not self.with_server or SERVER in ready
         if not self.clock.begun and served and len(ready - {SERVER}) >= self.wait_for:
-            self.clock.begin()
-            self.ledger.set("begun", "yes")
+            self.roster.begin()
 
     async def _beat(self, request: Beat, context: Any) -> View:
         peer = self.security.caller(context, request.name)
-        entry = self._entries.get(peer.name)
+        entry = self.roster.entries.get(peer.name)
         if entry is None or entry.instance != request.instance:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"{peer.name} is not a member of this run; it must join")
-        seen = self._seen[entry.name]
-        seen.last, seen.report, seen.heard = time.monotonic(), request.report, True
-        self._beats.append(seen.last)
-        self.clock.at_least(request.report.now if self.clock.begun else 0.0)
+        _valid(check_address, request.address)
+        self.roster.hear(entry, request.report)
         if (entry.address, entry.serial) != (request.address, peer.serial):
             entry.address, entry.serial = request.address, peer.serial
-            self._changed(entry)
-        if entry.finished != request.report.finished:
-            entry.finished = request.report.finished
-            self.ledger.put(entry)
+            self.roster.changed(entry)
+            self._begin_when_all_are_there()
         return self._view(entry, request.epoch, request.revoked)
 
     async def _leave(self, request: Leave, context: Any) -> Empty:
@@ -264,7 +253,7 @@ class Coordinator:
         name = request.name or peer.name
         if peer.serial and peer.name not in (name, self.security.name):
             raise Refusal(grpc.StatusCode.PERMISSION_DENIED, f"the certificate of {peer.name} cannot take {name} out")
-        entry = self._entries.get(name)
+        entry = self.roster.entries.get(name)
         if entry is None:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"{name} is not a member of this run")
         self.remove(entry)
@@ -273,7 +262,7 @@ class Coordinator:
     def remove(self, entry: Entry) -> None:
         if not entry.left:
             entry.left = True
-            self._changed(entry)
+            self.roster.changed(entry)
             log.info(f"{entry.name} left for good", extra={"event": "leave", "device": entry.index})
 
     async def _status(self, request: Ask, context: Any) -> Status:
@@ -281,93 +270,46 @@ class Coordinator:
         _same_protocol(request.protocol)
         return self.status()
 
-    # ---- what is known
-
     def status(self) -> Status:
-        members = [self._member(entry, whole=True) for entry in self._entries.values()]
-        view = View(epoch=self.epoch, members=members, elapsed=self.clock.now, begun=self.clock.begun, over=self.over)
-        view.devices = self.devices
-        edges = [Edge(source=source, target=target) for source, target in self._graph.edges()]
-        return Status(
-            run=self.run, method=self.config.method, protocol=PROTOCOL, view=view, edges=edges,
-            beats_per_second=self.beats_per_second,
-        )  # fmt: skip
-
-    @property
-    def devices(self) -> int:
-        """As many as the run was planned for, or as have ever joined."""
-        return max(self.config.devices, 1 + max((e.index for e in self._entries.values()), default=SERVER))
-
-    @property
-    def beats_per_second(self) -> float:
-        now = time.monotonic()
-        return sum(now - beat <= 5.0 for beat in self._beats) / 5.0
+        found = self.roster.status()
+        found.run, found.protocol = self.run, PROTOCOL
+        return found
 
     def _view(self, entry: Entry, epoch: int, revoked: int) -> View:
-        view = View(
-            epoch=self.epoch, elapsed=self.clock.now, begun=self.clock.begun, over=self.over, left=entry.left,
-            devices=self.devices, devices_done=self._devices_done(),
-        )  # fmt: skip
-        if epoch != self.epoch:
-            sources, targets = self._graph.neighbours(entry.index)
-            view.neighbours.CopyFrom(Neighbours(sources=sources, targets=targets))
-            concern = {*sources, *targets, SERVER}
-            others = [each for each in self._entries.values() if not each.left and each.address]
-            view.members.extend(
-                self._member(each) for each in others if entry.index == SERVER or each.index in concern
-            )
+        view = self.roster.view(entry, epoch)
         number, data = self.security.revocations
         if number > revoked:
             view.revoked = data
         return view
 
-    def _member(self, entry: Entry, whole: bool = False) -> Member:
-        seen = self._seen[entry.name]
-        state = "left" if entry.left else "here" if self._here(entry.name) else "away"
-        member = Member(index=entry.index, name=entry.name, address=entry.address, serial=entry.serial, state=state)
-        if whole:
-            member.report.CopyFrom(seen.report)
-            member.silent = time.monotonic() - seen.last
-        return member
-
-    def _here(self, name: str) -> bool:
-        seen = self._seen[name]
-        return seen.heard and time.monotonic() - seen.last <= 3.0 * self.beat + 1.0
-
-    def _draw(self) -> Graph:
-        there = [entry.index for entry in self._entries.values() if not entry.left and entry.index != SERVER]
-        return graph(there, self.config.topology, self.config.seed)
-
     # ---- as time goes by
 
     async def _sweep(self) -> None:
+        """Goes on whatever happens: a run whose coordinator no longer looks would never end."""
         while True:
             await asyncio.sleep(min(1.0, self.beat))
-            self.security.refresh()
-            self.ledger.set("elapsed", str(self.clock.now))
-            for entry in self._entries.values():
-                if not entry.left and self._silence(entry) > self.forget and entry.index != SERVER:
-                    self.remove(entry)
-            if self.clock.begun and not self.over and self._finished():
-                self.over = True
-                self.ledger.set("over", "yes")
-                log.info("the run is over", extra={"event": "over"})
+            try:
+                self._look_around()
+            except (sqlite3.Error, OSError) as error:
+                log.error(f"the coordinator could not look after the run: {error}", extra={"event": "disk"})
 
-    def _finished(self) -> bool:
-        """The server has ended, or every device that is there and has not left."""
-        server = next((entry for entry in self._entries.values() if entry.index == SERVER), None)
-        if server is not None:
-            return server.finished
-        return self._devices_done()
+    def _look_around(self) -> None:
+        self.security.refresh()
+        self.roster.keep_time()
+        for entry in tuple(self.roster.devices()):
+            if self.roster.silence(entry.name) > self.forget:
+                self.remove(entry)
+        if self.clock.begun and not self.over and self.roster.finished():
+            self.roster.end()
+            log.info("the run is over", extra={"event": "over"})
 
-    def _devices_done(self) -> bool:
-        """One that has been silent for `PATIENCE` is not waited for; it finds a run that is over when it comes back."""
-        there = [entry for entry in self._entries.values() if not entry.left and entry.index != SERVER]
-        ended = [entry.finished or self._silence(entry) > PATIENCE for entry in there]
-        return self.clock.begun and all(ended) and any(entry.finished for entry in there)
 
-    def _silence(self, entry: Entry) -> float:
-        return time.monotonic() - self._seen[entry.name].last
+def _valid(check: Callable[[str], Any], given: str) -> None:
+    """The same check as on the command line, held against what a device says."""
+    try:
+        check(given)
+    except UserError as error:
+        raise Refusal(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
 
 
 def _same_protocol(number: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from ..randomness import generator
 from . import wire
 from .counters import Counters
 from .credentials import Security
+from .post import AT_ONCE, HAND, SEND
 from .protocol_pb2 import Member, Receipt
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ STALL = 30.0
 """Seconds without progress after which a transfer is given up and begun anew."""
 BACKOFF = (0.2, 10.0)
 """Seconds to the first retry, and the most between two; doubled each time."""
-SEND = "/aedfl.v1.Peer/Send"
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", 1 << 16),
@@ -161,6 +161,10 @@ class Courier:
         member = self._find(self.target)
         if member is None:
             return False
+        if self._security.revoked(member.serial):
+            await self._disconnect()
+            log.info(f"device {self.target} is sent nothing: its certificate was revoked", extra={"event": "revoked"})
+            return False
         channel = await self._connected(member)
         loop = asyncio.get_running_loop()
         message = parcel.kind, parcel.model, self._layout, parcel.fields
@@ -180,17 +184,28 @@ class Courier:
         return True
 
     async def _transfer(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> Receipt:
+        """A small message is one call, which costs a third of a stream."""
+        if packed.length > AT_ONCE:
+            return await self._stream(channel, packed, stamp)
+        frames = list(wire.frames(packed, stamp))
+        self._offered(stamp, frames[-1])
+        receipt: Receipt = await channel.unary_unary(HAND, None, Receipt.FromString)(wire.bundle(frames), timeout=STALL)
+        return receipt
+
+    def _offered(self, stamp: wire.Stamp, last: bytes) -> None:
+        offer = {"event": "offered", "to": self.target, "boot": stamp.boot, "number": stamp.number}
+        log.debug("offered", extra={**offer, "checksum": int.from_bytes(last[:4], "little")})
+
+    async def _stream(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> Receipt:
         call = channel.stream_unary(SEND, None, Receipt.FromString)()
-        checksum = 0
+        frame = b""
         try:
-            async for frame in _ahead(wire.frames(packed, stamp), packed.length > wire.CHUNK):
-                checksum = int.from_bytes(frame[:4], "little")
+            for frame in wire.frames(packed, stamp):
                 async with asyncio.timeout(STALL):
                     await call.write(frame)
             async with asyncio.timeout(STALL):
                 await call.done_writing()
-            offer = {"event": "offered", "to": self.target, "boot": stamp.boot, "number": stamp.number}
-            log.debug("offered", extra={**offer, "checksum": checksum})
+            self._offered(stamp, frame)
         except asyncio.InvalidStateError:
             pass  # the receiver has answered before the end: it does not want the rest
         except TimeoutError:
@@ -231,19 +246,6 @@ class Courier:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._disconnect()
-
-
-async def _ahead(frames: Iterator[bytes], threaded: bool) -> AsyncIterator[bytes]:
-    """The frames of a large message, each made in a thread while the one before it is on its way."""
-    if not threaded:
-        for frame in frames:
-            yield frame
-        return
-    loop = asyncio.get_running_loop()
-    coming = loop.run_in_executor(None, next, frames, None)
-    while (made := await coming) is not None:
-        coming = loop.run_in_executor(None, next, frames, None)
-        yield made
 
 
 def _reason(error: Exception) -> str:

@@ -6,7 +6,6 @@ unless plaintext was asked for by name, and then only where nothing leaves this 
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,20 +18,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from ..errors import PeerError, UserError
 from .identity import common_name, list_number, read_list, revoked_serials, server_name
+from .places import is_loopback
 
 log = logging.getLogger(__name__)
+CALLERS = 1024
+"""Certificates of callers that are kept read."""
 _FILES = ("ca.pem", "cert.pem", "key.pem")
-
-
-def is_loopback(address: str) -> bool:
-    """True for `HOST:PORT` that never leaves this machine; names other than localhost are not trusted."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True)
@@ -70,6 +61,10 @@ class Security:
     def learn(self, data: bytes) -> None:
         """Takes a newer revocation list."""
 
+    def revoked(self, serial: str) -> bool:
+        """True for a certificate that must not be talked to any more."""
+        return False
+
 
 class Plaintext(Security):
     """No protection at all; only on this machine, and only because somebody asked for it."""
@@ -104,6 +99,7 @@ class Tls(Security):
         self._stamp: tuple[Any, ...] = ()
         self._list: tuple[int, bytes] = 0, b""
         self._revoked: frozenset[int] = frozenset()
+        self._callers: dict[bytes, x509.Certificate] = {}
         self._load()
         self.name = common_name(self.certificate)
 
@@ -139,11 +135,11 @@ class Tls(Security):
     def refresh(self) -> bool:
         if self._now() == self._stamp:
             return False
-        before = self.serial
+        before, stamp = self.serial, self._now()
         try:
             self._load()
         except UserError as error:
-            self._stamp = self._now()
+            self._stamp = stamp  # taken before the files were read: one that changed since is looked at again
             log.error(str(error), extra={"event": "certificate"})
         return self.serial != before
 
@@ -161,6 +157,9 @@ class Tls(Security):
             self._list = list_number(found), data
             self._revoked = frozenset(revoked_serials(found))
 
+    def revoked(self, serial: str) -> bool:
+        return bool(serial) and int(serial, 16) in self._revoked
+
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         credentials = grpc.dynamic_ssl_server_credentials(self._server(), self._server, True)
         return int(server.add_secure_port(address, credentials))
@@ -177,7 +176,7 @@ class Tls(Security):
         pem = context.auth_context().get("x509_pem_cert")
         if not pem:
             raise PeerError("the caller showed no certificate")
-        certificate = x509.load_pem_x509_certificate(pem[0])
+        certificate = self._certificate(pem[0])
         name = common_name(certificate)
         if certificate.serial_number in self._revoked:
             raise PeerError(f"the certificate of {name} was revoked")
@@ -186,3 +185,11 @@ class Tls(Security):
         if claimed and claimed != name:
             raise PeerError(f"the caller says it is {claimed!r}, but its certificate is that of {name!r}")
         return Peer(name, f"{certificate.serial_number:x}")
+
+    def _certificate(self, pem: bytes) -> x509.Certificate:
+        """Read once: every message of a connection shows the same one."""
+        if pem not in self._callers:
+            if len(self._callers) >= CALLERS:
+                self._callers.clear()
+            self._callers[pem] = x509.load_pem_x509_certificate(pem)
+        return self._callers[pem]

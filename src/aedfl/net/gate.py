@@ -9,6 +9,7 @@ taken as they are: whoever does not trust the server should not take part.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,11 +46,11 @@ class Gate:
     def __init__(self, robust: Robust, start: Tensor, trusting: bool = False) -> None:
         self.robust, self._start, self._trusting = robust, start, trusting
         self._held: dict[int, Model] = {}
+        self._staying: frozenset[int] | None = None
 
-    def forget(self, staying: set[int]) -> None:
-        """Neighbours that are gone have no say any more."""
-        for gone in self._held.keys() - staying:
-            del self._held[gone]
+    def forget(self, staying: Iterable[int]) -> None:
+        """Neighbours that are gone have no say any more. Called from another thread than the rest."""
+        self._staying = frozenset(staying)
 
     def __call__(self, message: Message, own: Model) -> Message | None:
         """The message with a model that may be merged; None to keep it out."""
@@ -63,6 +64,8 @@ class Gate:
             given = clip_norms(mine[None], given[None, None], robust.clip)[0, 0]
         model = replace(message.model, vector=Value(_masked(given, message.model)))
         if robust.rule != "none":
+            staying = self._staying
+            self._held = {k: held for k, held in self._held.items() if staying is None or k in staying}
             self._held[message.source] = model
             model = replace(model, vector=Value(_masked(self._middle(mine), model)))
         return replace(message, model=model)

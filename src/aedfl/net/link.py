@@ -10,6 +10,7 @@ from ..errors import AedflError, UserError
 from .coordinator import SERVICE
 from .credentials import Security
 from .identity import COORDINATOR
+from .places import check_address
 from .protocol_pb2 import Ask, Beat, Empty, Join, Joined, Leave, Settings, Status, View
 from .wire import PROTOCOL
 
@@ -90,12 +91,6 @@ class Link:
 
     async def close(self) -> None:
         await self._channel.close()
-
-
-def check_address(address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
-        raise UserError(f"address {address!r} is not HOST:PORT, such as 192.0.2.7:7700")
 
 
 def _reason(details: str) -> str:

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import threading
-from collections.abc import Callable
 from typing import Any
-
-from google.protobuf.json_format import MessageToDict, ParseDict
 
 from ..algorithms import get
 from ..context import SERVER, Message, Method
-from ..errors import UserError
+from ..errors import AedflError, UserError
 from ..experiment.checkpoint import save as save_tensors
-from ..experiment.config import from_toml, make_hyper, to_toml
-from .check import Checker, layout_digest
+from ..experiment.config import make_hyper, to_toml
+from .check import Checker
 from .clock import Clock
 from .context import Effort, NetContext
 from .credentials import Security
 from .gate import Gate
 from .kit import Kit
-from .link import CoordinatorAway, Link, NotAMember, Refused
+from .member import Membership
 from .options import Options, Prepare
-from .protocol_pb2 import Beat, Join, Report, View
+from .places import advertised, check_address
+from .protocol_pb2 import Report
 from .state import finder
 from .store import Store
 from .transport import Transport
-from .wire import PROTOCOL
 
 log = logging.getLogger(__name__)
 _TRACING = threading.Lock()
@@ -42,19 +38,16 @@ class Node:
         self, options: Options, security: Security, prepare: Prepare, method: Method | None = None
     ) -> None:
         self.options, self.security, self._prepare, self._given = options, security, prepare, method
+        check_address(options.coordinator)
+        advertised(options.listen, options.advertise)
         self.store = Store(options.folder)
-        self.link = Link(options.coordinator, security)
         self.clock = Clock()
+        self.member = Membership(options, security, self.store, self.clock)
         self.finished = False
         self.accuracy: float | None = None
         self.loss = math.nan
         self.staleness = math.nan
         self._update_seconds = math.nan
-        self._trouble = ""
-        self._view = View()
-        self._changed = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._beats: asyncio.Task[None] | None = None
         self._evaluated = -math.inf
         self._evaluation: asyncio.Task[None] | None = None
 
@@ -71,26 +64,12 @@ class Node:
             await self._close()
 
     async def _join(self) -> None:
-        """Settings, then the model and data, then an index; all from the own folder if the coordinator is away."""
-        known = self._known()
-        try:
-            settings = await self._patient(self.link.settings, 0.0 if known else self.options.patience)
-            run, text = settings.run, settings.settings
-            if known and known["run"] != run:
-                raise UserError(
-                    f"{self.store.folder} belongs to run {known['run']}, but the coordinator's is {run}; "
-                    "give the device another --out folder"
-                )
-        except CoordinatorAway as error:
-            if not known:
-                raise
-            log.warning(f"{error}; going on without it", extra={"event": "alone"})
-            run, text = known["run"], known["settings"]
-        self.run_id = run
-        self.config = from_toml(text, "the run's settings")
+        """Settings, then the model and data, then an index."""
+        self.config = await self.member.settings()
         self.method = self._method()
         self.kit = await asyncio.get_running_loop().run_in_executor(None, self._prepared)
-        await self._enter(known)
+        await self.member.enter(self.kit.task.layout)
+        self.index = self.member.index
 
     def _prepared(self) -> Kit:
         """Whatever traces the module does so here and now, and for one node of a process at a time."""
@@ -98,41 +77,6 @@ class Node:
             kit = self._prepare(self.config)
             _ = kit.task.macs, kit.task.groups, kit.task.draws_randomness, kit.task.least_batch
             return kit
-
-    async def _enter(self, known: dict[str, Any] | None) -> None:
-        wish = known["index"] if known else self.options.wish
-        try:
-            joined = await self._patient(lambda: self.link.join(self._request(wish)), 0.0 if known else 10.0)
-        except CoordinatorAway:
-            if known is None:
-                raise
-            self.index, self._beat = int(known["index"]), float(known["beat"])
-            self._take(ParseDict(known["view"], View()))
-            return
-        self.index, self._beat = joined.index, joined.beat
-        self._take(joined.view)
-
-    def _request(self, wish: int | None) -> Join:
-        layout = self.kit.task.layout
-        request = Join(
-            protocol=PROTOCOL, name=self.security.name, token=self.options.token, instance=self.store.instance,
-            address=self.options.advertise, server=self.options.server, layout=layout_digest(layout),
-            parameters=layout.size,
-        )  # fmt: skip
-        if wish is not None and wish != SERVER:
-            request.wish = wish
-        return request
-
-    async def _patient(self, call: Callable[[], Any], patience: float) -> Any:
-        """Tries again while the coordinator does not answer, for a while."""
-        end = asyncio.get_running_loop().time() + patience
-        while True:
-            try:
-                return await call()
-            except CoordinatorAway:
-                if asyncio.get_running_loop().time() >= end:
-                    raise
-                await asyncio.sleep(0.3)
 
     def _method(self) -> Method:
         """The run's method, from this machine's own files."""
@@ -146,120 +90,50 @@ class Node:
             raise UserError(f"method {method.name} has no server; start devices only")
         return method
 
-    def _known(self) -> dict[str, Any] | None:
-        path = self.store.folder / "membership.json"
-        return json.loads(path.read_text()) if path.exists() else None
-
-    def _remember(self) -> None:
-        """What is needed to come back when nobody can be asked."""
-        view = MessageToDict(self._view)
-        known = {"run": self.run_id, "index": self.index, "beat": self._beat, "settings": to_toml(self.config)}
-        self.store.dump("membership.json", {**known, "view": view})
-
     async def _open(self) -> None:
         """The port, the context with what an earlier process left, and the heartbeats."""
         task, part = self.kit.task, self.kit.part(self.index)
-        checker = Checker(task.layout, task.macs)
-        self.transport = Transport(self.index, self.run_id, checker, self.security, self.options.lifetime)
+        checker = Checker(task.layout, task.macs, self.method.messages)
+        self.transport = Transport(self.index, self.member.run, checker, self.security, self.options.lifetime)
         self.context = NetContext(self.index, part, self.clock, self.transport, self.store)
         self.context.observer = self._observe
         self.gate = Gate(self.options.robust, part.start, self.index == SERVER) if self.options.robust.active else None
         find = finder(self.method.device.__globals__)
         self.context.revive(self.store.load(find), self.store.messages(find))
         self.store.open_record(self.context.update)
-        (self.store.folder / "config.toml").write_text(to_toml(self.config))
+        self.store.attempt(lambda: (self.store.folder / "config.toml").write_text(to_toml(self.config)))
         port = await self.transport.listen(self.options.listen, self._deliver, self.options.limits)
-        host = self.options.listen.rpartition(":")[0]
-        self.address = self.options.advertise or f"{host}:{port}"
-        self._apply(at_once=True)
-        await self._tell()
-        self._beats = asyncio.get_running_loop().create_task(self._keep_in_touch())
+        self._meet(at_once=True)
+        await self.member.start(port, self)
 
-    # ---- keeping in touch
+    # ---- what the membership asks and tells
 
-    async def _keep_in_touch(self) -> None:
-        while True:
-            await asyncio.sleep(self._beat)
-            if self.security.refresh():
-                log.info("certificate renewed", extra={"event": "certificate"})
-                await self.link.reconnect()
-                self.transport.reconnect()
-            await self._tell()
+    def heard(self, changed: bool) -> None:
+        view = self.member.view
+        self.context.devices, self.context.devices_done = max(view.devices, 1), view.devices_done
+        if changed:
+            self._meet()
 
-    async def _tell(self) -> None:
-        """One heartbeat; what goes wrong with it must not disturb the training."""
-        number, _ = self.security.revocations
-        request = Beat(
-            name=self.security.name, instance=self.store.instance, address=self.address, epoch=self._view.epoch,
-            revoked=number, report=self._report(),
-        )  # fmt: skip
-        try:
-            self._take(await self.link.beat(request))
-            self._trouble = ""
-        except CoordinatorAway as error:
-            self._complain(str(error))
-        except NotAMember:
-            await self._rejoin()
-        except UserError as error:
-            self._complain(str(error))
+    def renewed(self) -> None:
+        self.transport.reconnect()
 
-    async def _rejoin(self) -> None:
-        """The coordinator has forgotten this device, or another has taken its place."""
-        try:
-            joined = await self.link.join(self._request(self.index))
-        except (CoordinatorAway, NotAMember) as error:
-            self._complain(str(error))
-        except Refused as error:
-            self._complain(str(error))
-            if "takes part already" in str(error):
-                self._fail(error)
-        else:
-            if joined.index != self.index:
-                self._fail(UserError(f"the coordinator now takes this device for number {joined.index}; start it anew"))
-            else:
-                self._take(joined.view)
-
-    def _complain(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            log.warning(trouble, extra={"event": "coordinator"})
-        self._trouble = trouble
-
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         failure = self.context.failure
         if failure is not None and not failure.done():
             failure.set_exception(error)
 
-    def _take(self, view: View) -> None:
-        """What the coordinator says now. Members and neighbours come only when they have changed."""
-        if view.revoked:
-            self.security.learn(view.revoked)
-        changed = view.epoch != self._view.epoch
-        if not changed:
-            view.members.extend(self._view.members)
-            view.neighbours.CopyFrom(self._view.neighbours)
-        self._view = view
-        if hasattr(self, "context"):
-            self.context.devices, self.context.devices_done = max(view.devices, 1), view.devices_done
-        self.clock.at_least(view.elapsed)
-        if view.begun:
-            self.clock.begin()
-        if hasattr(self, "context") and changed:
-            self._apply()
-        if view.over or view.left:
-            self._stop.set()
-        self._changed.set()
-
-    def _apply(self, at_once: bool = False) -> None:
-        view, context = self._view, self.context
+    def _meet(self, at_once: bool = False) -> None:
+        """The others, as the coordinator last named them."""
+        view, context = self.member.view, self.context
         context.devices = max(view.devices, 1)
         self.transport.know(view.members)
         neighbours = tuple(view.neighbours.sources), tuple(view.neighbours.targets)
         context.meet(*neighbours, at_once=at_once)
         if self.gate is not None:
             self.gate.forget({*neighbours[0], *neighbours[1], SERVER})
-        self._remember()
+        self.member.remember()
 
-    def _report(self) -> Report:
+    def report(self) -> Report:
         counters, context = self.transport.counters, self.context
         return Report(
             update=context.update, loss=self.loss, now=self.clock.now, bytes_sent=counters.bytes_sent,
@@ -275,13 +149,12 @@ class Node:
 
     async def _live(self) -> None:
         """Waits for the run to begin, runs the program, and stays until nobody needs answers any more."""
-        context = self.context
-        loop = asyncio.get_running_loop()
-        context.failure = loop.create_future()
-        while not self.clock.begun and not self._stop.is_set():
-            self._changed.clear()
-            await self._first(self._changed.wait(), context.failure)
-        self._apply(at_once=True)
+        context, ended_by = self.context, self.member.ended
+        context.failure = asyncio.get_running_loop().create_future()
+        while not self.clock.begun and not ended_by.is_set():
+            self.member.changed.clear()
+            await self._first(self.member.changed.wait(), context.failure)
+        self._meet(at_once=True)
         program = self.method.server if self.index == SERVER else self.method.device
         assert program is not None
         hyper = make_hyper(self.method.hyper, self.config.hyper)
@@ -292,15 +165,15 @@ class Node:
             ended.set()
 
         context.spawn(main())
-        await self._first(ended.wait(), self._stop.wait(), self._time_up(), context.failure)
+        await self._first(ended.wait(), ended_by.wait(), self._time_up(), context.failure)
         if not ended.is_set():
-            await self._first(ended.wait(), self._stop.wait(), asyncio.sleep(self.options.grace), context.failure)
+            await self._first(ended.wait(), ended_by.wait(), asyncio.sleep(self.options.grace), context.failure)
         context.stopped = True
         if not ended.is_set():
             await self._first(ended.wait(), asyncio.sleep(self.options.hurry), context.failure)
         await self.transport.settle(self.options.settle)
         self.finished = True
-        await self._tell()
+        await self.member.tell()
         await self._answer_others()
         context.end()
 
@@ -311,10 +184,11 @@ class Node:
 
     async def _answer_others(self) -> None:
         """A second coroutine may still have to answer; with nobody to ask, for so long and no longer."""
-        while not self._stop.is_set():
-            before = self._trouble
-            waited = await self._first(self._stop.wait(), asyncio.sleep(self.options.linger), self.context.failure)
-            if waited and before and self._trouble:
+        member = self.member
+        while not member.ended.is_set():
+            before = member.trouble
+            waited = await self._first(member.ended.wait(), asyncio.sleep(self.options.linger), self.context.failure)
+            if waited and before and member.trouble:
                 break
 
     async def _first(self, *things: Any) -> bool:
@@ -331,8 +205,8 @@ class Node:
         return tasks[0] not in done
 
     def stop(self) -> None:
-        """Asks it to end soon: a signal, or the run is over."""
-        self._stop.set()
+        """Asks it to end soon: a signal."""
+        self.member.ended.set()
 
     async def _deliver(self, message: Message) -> None:
         context = self.context
@@ -363,12 +237,14 @@ class Node:
 
     async def _evaluate(self) -> None:
         context = self.context
-        if context.model is not None:
-            now, update = context.now, context.update
-            self.accuracy = await context.aside(self.kit.score, context.model)
-            if self.accuracy is not None:
-                self.store.append("metrics.jsonl", {"time": now, "update": update, "accuracy": self.accuracy})
-        self._evaluation = None
+        try:
+            if context.model is not None:
+                now, update = context.now, context.update
+                self.accuracy = await context.aside(self.kit.score, context.model)
+                if self.accuracy is not None:
+                    self.store.append("metrics.jsonl", {"time": now, "update": update, "accuracy": self.accuracy})
+        finally:
+            self._evaluation = None
 
     # ---- going
 
@@ -383,10 +259,16 @@ class Node:
         vector = model.vector.get() if model.mask is None else model.vector.get() * model.mask.get()
         weights = self.kit.task.module_with(vector).state_dict()
         partial = self.store.folder / "model.partial"
-        save_tensors({name: part.clone().contiguous() for name, part in weights.items()}, partial)
-        partial.replace(self.store.folder / "model.safetensors")
+        try:
+            save_tensors({name: part.clone().contiguous() for name, part in weights.items()}, partial)
+            partial.replace(self.store.folder / "model.safetensors")
+        except OSError as error:
+            raise AedflError(
+                f"cannot write the model to {self.store.folder}: {error.strerror or error}; start it again with "
+                "the same --out once there is room"
+            ) from None
         summary = {
-            "name": self.security.name, "run": self.run_id, "index": self.index, "method": self.method.name,
+            "name": self.security.name, "run": self.member.run, "index": self.index, "method": self.method.name,
             "updates": context.update, "samples": context.samples, "seconds": context.now,
             "accuracy": self.accuracy, "metric": self.kit.task.metric_name,
             "loss": None if math.isnan(self.loss) else self.loss, **vars(counters),
@@ -396,13 +278,10 @@ class Node:
         return summary
 
     async def _close(self) -> None:
-        if self._beats is not None:
-            self._beats.cancel()
+        await self.member.close()
         if hasattr(self, "context"):
             self.context.end()
             await self.transport.close()
             self.context.close()
             await self.store.settle()
-        await self.link.close()
         self.store.close()
-

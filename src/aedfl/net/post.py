@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +14,22 @@ import grpc
 
 from ..context import Message
 from ..errors import PeerError
+from . import wire
 from .check import Checker
 from .counters import Counters
-from .credentials import Security
+from .credentials import Peer, Security
 from .protocol_pb2 import Header, Member, Receipt
-from .wire import Decoder
+from .rates import Bucket
 
 log = logging.getLogger(__name__)
+SERVICE = "aedfl.v1.Peer"
+SEND, HAND = f"/{SERVICE}/Send", f"/{SERVICE}/Hand"
+AT_ONCE = 1 << 18
+"""Bytes of tensors up to which a message travels in one piece."""
 DRAIN = 1.0
 """Seconds for which the rest of a refused message is still read."""
 THREADED = 1 << 18
-"""Bytes from which on checking a frame or a message is worth a thread; a header never is."""
+"""Bytes from which on checking a message is worth a thread."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,10 @@ class Limits:
     bytes_per_second: float = 4e9
     streams: int = 64
     """Transfers at the same time, over all senders."""
+    streams_each: int = 4
+    """Of one certificate: one that is on its way, and those that have broken off without anybody noticing yet."""
+    connections: int = 512
+    """At the same time, from anywhere, certificates or none."""
     stall: float = 30.0
     """A transfer without a frame for so long is ended."""
 
@@ -48,26 +56,13 @@ async def _drain(frames: AsyncIterator[bytes]) -> None:
                 pass
 
 
+async def _feed_all(decoder: wire.Decoder, data: bytes) -> None:
+    for frame in wire.unbundle(data):
+        decoder.feed(frame)
+
+
 class Later(Exception):
     """Not now: the sender should try again in a while."""
-
-
-class Bucket:
-    """A rate with one second's worth of burst."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = self.level = rate
-        self._time = time.monotonic()
-
-    def take(self, amount: float) -> bool:
-        """True if there was room; what is larger than a burst passes when the bucket is full."""
-        now = time.monotonic()
-        self.level = min(self.rate, self.level + (now - self._time) * self.rate)
-        self._time = now
-        if self.level < min(amount, self.rate):
-            return False
-        self.level -= amount
-        return True
 
 
 class Sender:
@@ -93,7 +88,7 @@ Deliver = Callable[[Message], Awaitable[None]]
 
 
 class Post:
-    """Serves `Peer.Send`. A message is taken whole or not at all, in the order its sender sent it."""
+    """Serves `Peer.Send` and `Peer.Hand`. A message is taken whole or not at all, in the order its sender sent it."""
 
     def __init__(
         self,
@@ -110,86 +105,115 @@ class Post:
         self._member, self._index, self._deliver, self._counters = member, index, deliver, counters
         self.limits = limits or Limits()
         self._senders: dict[int, Sender] = {}
-        self._open = 0
+        self._open: Counter[str] = Counter()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        method = grpc.stream_unary_rpc_method_handler(self.send, None, Receipt.SerializeToString)
-        return grpc.method_handlers_generic_handler("aedfl.v1.Peer", {"Send": method})
+        methods = {
+            "Send": grpc.stream_unary_rpc_method_handler(self.send, None, Receipt.SerializeToString),
+            "Hand": grpc.unary_unary_rpc_method_handler(self.hand, None, Receipt.SerializeToString),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def send(self, frames: AsyncIterator[bytes], context: Any) -> Receipt:
-        if self._open >= self.limits.streams:
-            return Receipt(later=True, reason="too many transfers at the same time")
-        self._open += 1
+        """A message as a stream of frames."""
         iterator = aiter(frames)
+        return await self._answer(self._transfer(iterator, context), context)
+
+    async def hand(self, data: bytes, context: Any) -> Receipt:
+        """A small message in one piece."""
+        return await self._answer(self._bundle(data, context), context)
+
+    async def _answer(self, work: Awaitable[None], context: Any) -> Receipt:
         try:
-            return await self._receive(iterator, context)
+            await work
+            return Receipt(taken=True)
         except TimeoutError:
             return Receipt(later=True, reason="the transfer stood still")
         except Later as error:
-            await _drain(iterator)
             return Receipt(later=True, reason=str(error))
         except PeerError as error:
             self._counters.refused += 1
             log.warning(f"refused a message: {error}", extra={"event": "refusal", "peer": context.peer()})
-            await _drain(iterator)
             return Receipt(reason=str(error)[:500])
-        finally:
-            self._open -= 1
 
-    async def _receive(self, frames: AsyncIterator[bytes], context: Any) -> Receipt:
+    async def _transfer(self, frames: AsyncIterator[bytes], context: Any) -> None:
+        with self._slot(context) as peer:
+            try:
+                await self._receive(peer, lambda decoder: self._feed(decoder, frames))
+            except (Later, PeerError):
+                await _drain(frames)
+                raise
+
+    async def _bundle(self, data: bytes, context: Any) -> None:
+        with self._slot(context) as peer:
+            await self._receive(peer, lambda decoder: _feed_all(decoder, data))
+
+    @contextmanager
+    def _slot(self, context: Any) -> Iterator[Peer]:
+        """Room for one more transfer. Whoever does not take part, or has several open, gets none and is not read."""
+        peer = self._security.caller(context, "")
+        name = peer.name
+        if name and self._member(name) is None:
+            raise Later(f"{name} is not known here (yet)")
+        if self._open.total() >= self.limits.streams or self._open[name] >= self.limits.streams_each:
+            raise Later("too many transfers at the same time")
+        self._open[name] += 1
+        try:
+            yield peer
+        finally:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    async def _receive(self, peer: Peer, feed: Callable[[wire.Decoder], Awaitable[None]]) -> None:
         entry: list[tuple[int, Sender]] = []
 
         def look(header: Header) -> int:
-            entry.append(self._admit(header, context))
+            entry.append(self._admit(header, peer))
             return self._checker.bytes_allowed(header)
 
-        decoder = Decoder(look)
+        decoder = wire.Decoder(look)
         try:
-            await self._feed(decoder, frames)
+            await feed(decoder)
             incoming = decoder.finish()
-            source, sender = entry[0]
-            header = incoming.header
-            if sender.is_new(header.boot, header.number):
-                if not sender.bytes.take(incoming.length):
-                    raise Later("more bytes per second than this device takes from one sender")
-                if incoming.length > THREADED:
-                    loop = asyncio.get_running_loop()
-                    message = await loop.run_in_executor(None, self._checker.message, incoming, source)
-                else:
-                    message = self._checker.message(incoming, source)
-                sender.note(header.boot, header.number)
-                self._counters.messages_received += 1
-                self._counters.bytes_received += incoming.length
-                what = {"event": "received", "from": source, "boot": header.boot, "number": header.number}
-                log.debug("received", extra={**what, "checksum": incoming.checksum})
-                await self._deliver(message)
-            return Receipt(taken=True)
+            await self._take(incoming, *entry[0])
         finally:
             if entry and entry[0][1].stream is asyncio.current_task():
                 entry[0][1].stream = None
 
-    async def _feed(self, decoder: Decoder, frames: AsyncIterator[bytes]) -> None:
-        """Takes all frames; those of a large message are checked in a thread while the next one comes in."""
-        loop = asyncio.get_running_loop()
-        checking: asyncio.Future[None] | None = None
+    async def _take(self, incoming: wire.Incoming, source: int, sender: Sender) -> None:
+        """Checks and delivers it. It counts as come only then: a transfer that is ended before must come again."""
+        header = incoming.header
+        if not sender.is_new(header.boot, header.number):
+            return
+        if not sender.bytes.take(incoming.length):
+            raise Later("more bytes per second than this device takes from one sender")
+        if incoming.length > THREADED:
+            loop = asyncio.get_running_loop()
+            message = await loop.run_in_executor(None, self._checker.message, incoming, source)
+        else:
+            message = self._checker.message(incoming, source)
+        await self._deliver(message)
+        sender.note(header.boot, header.number)
+        self._counters.messages_received += 1
+        self._counters.bytes_received += incoming.length
+        what = {"event": "received", "from": source, "boot": header.boot, "number": header.number}
+        log.debug("received", extra={**what, "checksum": incoming.checksum})
+
+    async def _feed(self, decoder: wire.Decoder, frames: AsyncIterator[bytes]) -> None:
         while True:
             async with asyncio.timeout(self.limits.stall):
                 frame = await anext(frames, None)
-            if checking is not None:
-                await checking
             if frame is None:
                 return
-            if len(frame) > THREADED:
-                checking = loop.run_in_executor(None, decoder.feed, frame)
-            else:
-                decoder.feed(frame)
-                checking = None
+            decoder.feed(frame)
 
-    def _admit(self, header: Header, context: Any) -> tuple[int, Sender]:
-        """The sender, if it is who it says it is, takes part in this run, and does not send too often."""
-        claimed = self._index(header.source)
-        peer = self._security.caller(context, "" if claimed is None else claimed.name)
-        member = self._member(peer.name)
+    def _admit(self, header: Header, peer: Peer) -> tuple[int, Sender]:
+        """The sender, if it is who it says it is, takes part in this run, and does not send too often.
+
+        Without certificates it is whoever it says it is.
+        """
+        member = self._member(peer.name) if peer.name else self._index(header.source)
         if header.run != self._run:
             raise PeerError(f"the message belongs to run {header.run[:40]!r}, this device takes part in {self._run!r}")
         if member is None:

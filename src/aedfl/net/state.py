@@ -167,7 +167,7 @@ def read(path: Path, find: Find, only: Sequence[str] = ()) -> Any:
         if only:
             tree = {"dict": [pair for pair in tree["dict"] if pair[0] in only]}
         return Reader(tensors, find).decode(tree)
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, ImportError) as error:
         raise UserError(
             f"the state in {path} cannot be read ({error}); move it away to begin anew under the same index"
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..context import Message
-from ..errors import UserError
+from ..errors import AedflError, UserError
 from ..experiment.record import read_rows
 from . import state
 
@@ -40,7 +40,9 @@ class Store:
         self._pool = ThreadPoolExecutor(1, "store")
         self._record: IO[bytes] | None = None
         (folder / "inbox").mkdir(exist_ok=True)
-        self._kept: dict[int, Path] = {}
+        self._kept: dict[int, int] = {}
+        self._wanted: set[int] = set()
+        """Numbers of the messages in the box; asked by the writer's thread as well, hence plain numbers in a set."""
         self._count = 0
 
     def load(self, find: state.Find) -> Any:
@@ -62,18 +64,22 @@ class Store:
             self._writing = None
 
     def _put(self, snapshot: Any) -> None:
-        self._try(lambda: state.write(self.folder / "state.safetensors", snapshot))
+        self.attempt(lambda: state.write(self.folder / "state.safetensors", snapshot))
 
-    def _try(self, action: Callable[[], Any]) -> None:
-        """A disk that will not take it is trouble to report, not a reason to stop."""
+    def attempt(self, action: Callable[[], Any]) -> None:
+        """A disk that will not take it is trouble to report, not a reason to stop; a state of odd parts likewise."""
         try:
             action()
             self.trouble = ""
         except OSError as error:
-            trouble = f"cannot write to {self.folder}: {error.strerror or error}; the older state is kept"
-            if trouble != self.trouble:
-                log.error(trouble, extra={"event": "disk"})
-            self.trouble = trouble
+            self._complain(f"cannot write to {self.folder}: {error.strerror or error}; the older state is kept")
+        except AedflError as error:
+            self._complain(f"{error}; the older state is kept")
+
+    def _complain(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.error(trouble, extra={"event": "disk"})
+        self.trouble = trouble
 
     # ---- messages that have arrived and were not taken yet
 
@@ -82,29 +88,47 @@ class Store:
         if message.model is not None and message.model.vector.get().nbytes > SPOOLED:
             return
         self._count += 1
-        path = self.folder / "inbox" / f"{self._count:012d}.safetensors"
-        self._kept[id(message)] = path
-        self._pool.submit(self._spool, path, message)
+        self._kept[id(message)] = self._count
+        self._wanted.add(self._count)
+        self._pool.submit(self._spool, self._count, message)
 
-    def _spool(self, path: Path, message: Message) -> None:
-        if path in self._kept.values():
-            self._try(lambda: state.write(path, dict(vars_of(message)), durable=False))
-        if path not in self._kept.values():  # taken meanwhile
-            path.unlink(missing_ok=True)
+    def _place(self, number: int) -> Path:
+        return self.folder / "inbox" / f"{number:012d}.safetensors"
+
+    def _spool(self, number: int, message: Message) -> None:
+        if number in self._wanted:
+            self.attempt(lambda: state.write(self._place(number), vars_of(message), durable=False))
+        if number not in self._wanted:  # taken meanwhile
+            self._erase(number)
+
+    def _erase(self, number: int) -> None:
+        self.attempt(lambda: self._place(number).unlink(missing_ok=True))
 
     def drop(self, message: Message) -> None:
         """The program has it: after a crash it does not come again."""
-        path = self._kept.pop(id(message), None)
-        if path is not None:
-            path.unlink(missing_ok=True)
+        number = self._kept.pop(id(message), None)
+        if number is not None:
+            self._wanted.discard(number)
+            self._erase(number)
 
     def messages(self, find: state.Find) -> list[Message]:
-        """What an earlier process had received and not taken, oldest first."""
+        """What an earlier process had received and not taken, oldest first.
+
+        They are not synced, so after a power cut one may be damaged; it counts as lost on the way.
+        """
         found = []
+        for path in (self.folder / "inbox").glob("*.partial"):
+            path.unlink(missing_ok=True)
         for path in sorted((self.folder / "inbox").glob("*.safetensors")):
-            message = Message(**state.read(path, find))
-            self._kept[id(message)] = path
             self._count = int(path.name.partition(".")[0])
+            try:
+                message = Message(**state.read(path, find))
+            except AedflError as error:
+                log.warning(f"a message that had arrived is lost: {error}", extra={"event": "inbox"})
+                self._erase(self._count)
+                continue
+            self._kept[id(message)] = self._count
+            self._wanted.add(self._count)
             found.append(message)
         return found
 
@@ -118,13 +142,13 @@ class Store:
         path = self.folder / "updates.jsonl"
         rows = [row for row in read_rows(path) if row["update"] <= update]
         text = b"".join(_line(row) for row in rows)
-        self._try(lambda: state.replace(path, [memoryview(text)]))
-        self._try(lambda: setattr(self, "_record", path.open("ab", buffering=0)))
+        self.attempt(lambda: state.replace(path, [memoryview(text)]))
+        self.attempt(lambda: setattr(self, "_record", path.open("ab", buffering=0)))
 
     def add(self, row: dict[str, Any]) -> None:
         record = self._record
         if record is not None:
-            self._try(lambda: record.write(_line(row)))
+            self.attempt(lambda: record.write(_line(row)))
 
     def append(self, name: str, row: dict[str, Any]) -> None:
         """One more line of a small file."""
@@ -133,11 +157,11 @@ class Store:
             with (self.folder / name).open("ab") as file:
                 file.write(_line(row))
 
-        self._try(write)
+        self.attempt(write)
 
     def dump(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=2).encode() + b"\n"
-        self._try(lambda: state.replace(self.folder / name, [memoryview(text)]))
+        self.attempt(lambda: state.replace(self.folder / name, [memoryview(text)]))
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -20,6 +20,12 @@ from .credentials import Security
 from .post import Deliver, Limits, Post
 from .protocol_pb2 import Member
 
+CONNECTIONS: list[tuple[str, Any]] = [
+    ("grpc.server_handshake_timeout_ms", 10000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_metadata_size", 8192),
+]
+"""What a connection to any port may cost before and after somebody has shown a certificate."""
 OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", wire.CHUNK + wire.HEADER),
     ("grpc.max_send_message_length", 1 << 16),
@@ -27,7 +33,7 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.keepalive_time_ms", 20000),
     ("grpc.keepalive_timeout_ms", 10000),
-    ("grpc.max_metadata_size", 8192),
+    *CONNECTIONS,
 ]
 
 
@@ -52,6 +58,7 @@ class Transport:
         before, self._members = self._members, {member.index: member for member in there}
         self._names = {member.name: member for member in there}
         for gone in (before.keys() - self._members.keys()) & self._couriers.keys():
+            self._closing = [task for task in self._closing if not task.done()]
             self._closing.append(self._couriers.pop(gone).stop())
         for index, courier in self._couriers.items():
             if before.get(index) != self._members.get(index):
@@ -60,7 +67,10 @@ class Transport:
     async def listen(self, address: str, deliver: Deliver, limits: Limits | None = None) -> int:
         """Opens the port (0: any free one), and says which."""
         limits = limits or Limits()
-        options = [*OPTIONS, ("grpc.max_concurrent_streams", limits.streams)]
+        options = [
+            *OPTIONS, ("grpc.max_concurrent_streams", limits.streams),
+            ("grpc.max_allowed_incoming_connections", limits.connections),
+        ]  # fmt: skip
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * limits.streams)
         post = Post(
             self.run,
@@ -80,6 +90,7 @@ class Transport:
 
     def send(self, to: int, kind: str, model: Model | None, fields: dict[str, Any]) -> None:
         """Queues a message; what a program must not send is said at once."""
+        wire.check_kind(kind, typed.Unsendable)
         typed.pack(fields)
         if to == self.index:
             raise UserError(f"device {to} sends to itself")

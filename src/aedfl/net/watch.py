@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ..errors import UserError
 from .coordinator import Coordinator
-from .credentials import is_loopback
+from .places import is_loopback
 from .protocol_pb2 import Member, Status
 
 _METRICS: tuple[tuple[str, str, str], ...] = (

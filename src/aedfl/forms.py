@@ -1,0 +1,88 @@
+"""What a method's messages look like. A real machine refuses one that its program could not read.
+
+The simulator's messages come from the same program, so it has no need to look. Over a network a neighbour may leave a
+field out, send a word for a number, or play the server; without these forms that would end the receiver's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .graph import Value
+
+if TYPE_CHECKING:
+    from .context import Message
+
+LARGEST = 1e15
+"""Counts and numbers beyond this are nobody's; sums of them still have room."""
+Check = Callable[[Any], bool]
+"""True for what may stand in a field."""
+
+
+def count(thing: Any) -> bool:
+    """A whole number from 0 on: samples, versions, rounds."""
+    return type(thing) is int and 0 <= thing <= LARGEST
+
+
+def some(thing: Any) -> bool:
+    """A whole number from 1 on: what a mean is weighted by."""
+    return count(thing) and thing > 0
+
+
+def number(thing: Any) -> bool:
+    """A finite number, plain or as a value with one entry."""
+    plain = _plain(thing)
+    return plain is not None and abs(plain) <= LARGEST
+
+
+def positive(thing: Any) -> bool:
+    return number(thing) and float(_plain(thing) or 0.0) > 0.0
+
+
+def loss(thing: Any) -> bool:
+    """A value with one entry that is not negative."""
+    return isinstance(thing, Value) and number(thing) and float(_plain(thing) or 0.0) >= 0.0
+
+
+def share(thing: Any) -> bool:
+    plain = _plain(thing)
+    return plain is not None and 0.0 <= plain <= 1.0
+
+
+def counts(thing: Any) -> bool:
+    """Numbers from 0 on, one after the other: labels, for example."""
+    return isinstance(thing, tuple) and all(number(part) and float(part) >= 0.0 for part in thing)
+
+
+def _plain(thing: Any) -> float | None:
+    if isinstance(thing, Value):
+        tensor = thing.get()
+        return float(tensor) if tensor.numel() == 1 and tensor.is_floating_point() else None
+    return float(thing) if type(thing) in (int, float) and abs(thing) <= LARGEST else None
+
+
+@dataclass(frozen=True)
+class Form:
+    """A kind of message: its fields, whether it carries a model, and who may send it."""
+
+    fields: Mapping[str, Check] = field(default_factory=dict)
+    model: bool | None = True
+    """None: with or without."""
+    by_server: bool = False
+    optional: Mapping[str, Check] = field(default_factory=dict)
+
+    def problem(self, message: Message, from_server: bool) -> str:
+        """What is wrong with this message, in a few words; empty if it fits."""
+        if from_server != self.by_server:
+            return f"only {'the server' if self.by_server else 'a device'} may send it"
+        if self.model is not None and (message.model is not None) != self.model:
+            return "its model is missing" if self.model else "it must not carry a model"
+        allowed = {**self.fields, **self.optional}
+        if missing := self.fields.keys() - message.fields.keys():
+            return f"field {min(missing)!r} is missing"
+        if unknown := message.fields.keys() - allowed.keys():
+            return f"field {min(unknown)!r} does not belong there"
+        wrong = [name for name, thing in message.fields.items() if not allowed[name](thing)]
+        return f"field {wrong[0]!r} holds what it must not" if wrong else ""
