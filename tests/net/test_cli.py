@@ -32,7 +32,20 @@ def call(*words: object) -> tuple[int, str]:
         (("device", "-c", "127.0.0.1:1", "--robust", "some", "--plaintext", "--name", "a"), "none, trimmed, median"),
         (("device", "-c", "127.0.0.1:1", "--trim", "0.7", "--plaintext", "--name", "a"), "from 0 to below 0.5"),
         (("device", "-c", "127.0.0.1:1", "--token-file", "no", "--plaintext", "--name", "a"), "cannot read the join"),
-        (("server", "-c", "127.0.0.1:1", "--plaintext", "--shape", "1,x"), "expected sizes with commas between"),
+        (
+            ("server", "-c", "127.0.0.1:1", "--plaintext", "--name", "server", "--shape", "1,x"),
+            "expected sizes with commas between",
+        ),
+        (("device", "-c", "127.0.0.1:1", "--plaintext", "--name", "a", "--cosine", "2"), "from -1 to 1"),
+        (("device", "-c", "127.0.0.1:1", "--plaintext", "--name", "a", "--clip", "0"), "a number above 0"),
+        (
+            ("device", "-c", "127.0.0.1:1", "--plaintext", "--name", "a", "--listen", "0.0.0.0:1"),
+            "does not say where others find this device; add --advertise",
+        ),
+        (
+            ("device", "-c", "127.0.0.1:1", "--plaintext", "--name", "a", "--advertise", "here"),
+            "address 'here' is not HOST:PORT",
+        ),
         (("coordinator", "digits"), "--tls is missing"),
         (("coordinator", "digits", "--plaintext", "--listen", "0.0.0.0:0"), "plaintext is allowed on 127.0.0.1 only"),
         (("certs", "issue", "nowhere", "device-0"), "holds no certificate authority"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from aedfl.context import SERVER
 from aedfl.errors import UserError
 from aedfl.experiment.sections import Topology
 from aedfl.net.coordinator import Coordinator
 from aedfl.net.credentials import Plaintext
-from aedfl.net.kit import gather
+from aedfl.net.kit import gather, serve
+from aedfl.net.ledger import Ledger
 from aedfl.net.link import CoordinatorAway, Refused
 from aedfl.net.members import graph
-from aedfl.net.places import check_address
+from aedfl.net.places import advertised, check_address
 from aedfl.task import Task
 from net.cluster import cluster, config, evaluator, kit
 from sim.worlds import tiny_task
@@ -228,6 +231,39 @@ def test_an_address_is_host_and_port(address: str) -> None:
         check_address(address)
 
 
+@pytest.mark.parametrize(("listen", "advertise"), [("0.0.0.0:1", ""), ("[::]:0", "")])
+def test_every_address_of_a_machine_is_no_address_for_others(listen: str, advertise: str) -> None:
+    with pytest.raises(UserError, match="add --advertise"):
+        advertised(listen, advertise)
+    assert advertised(listen, "192.0.2.1:7701") == "192.0.2.1:7701"
+
+
+def test_a_ledger_that_cannot_be_written_is_said_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices go on, the coordinator goes on looking, and when there is room again all is as before."""
+
+    async def test() -> None:
+        async with cluster(tmp_path, tls=False) as made:
+            real = Ledger.set
+
+            def full(self: Ledger, key: str, value: str) -> None:
+                raise sqlite3.OperationalError("database or disk is full")
+
+            monkeypatch.setattr(Ledger, "set", full)
+            made.start(2)
+            await made.until(lambda: made.tasks[2].done())
+            with pytest.raises(CoordinatorAway, match="cannot write its ledger: database or disk is full"):
+                made.tasks.pop(2).result()
+            updates = made.updates(0)
+            await made.until(lambda: made.updates(0) > updates + 2)
+            monkeypatch.setattr(Ledger, "set", real)
+            elapsed = float(made.coordinator.ledger.get("elapsed"))
+            await made.until(lambda: float(made.coordinator.ledger.get("elapsed")) > elapsed)
+            made.start(2)
+            await made.until(lambda: made.updates(2))
+
+    asyncio.run(test())
+
+
 def test_data_that_do_not_fit_are_named(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -243,6 +279,23 @@ def test_data_that_do_not_fit_are_named(tmp_path: Path) -> None:
         gather(settings, data=str(tmp_path / "bare.parquet"))
     flat = gather(settings, data=str(tmp_path / "flat.parquet"), model="mlp", classes=4)
     assert flat.task.output_size == 4 and len(flat.part(7).rows) == 2
+
+
+def test_a_server_has_public_samples_if_its_method_needs_some(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    assert not len(serve(config(2, method="fedavg")).part(SERVER).rows)
+    settings = config(2, method="sageflow")
+    public = serve(settings).part(SERVER).rows
+    everybody = gather(settings).rows
+    assert everybody is not None and len(public) == len(everybody.public) > 0
+    assert not {*public.tolist()} & {row for own in everybody.train for row in own.tolist()}
+    pq.write_table(pa.table({"a": [1.0, 2.0, 3.0, 4.0], "label": [0, 1, 1, 0]}), tmp_path / "public.parquet")
+    own = serve(settings, data=str(tmp_path / "public.parquet"), model="mlp").part(SERVER)
+    assert len(own.rows) == 4 - 1 and not len(own.held), "one of four is kept aside for testing"
+    with pytest.raises(UserError, match="sageflow needs public samples at the server; give it a file"):
+        serve(settings, shape=(1, 8, 8), classes=10)
 
 
 def test_a_public_set_is_dealt_out_to_as_many_as_were_planned() -> None:

@@ -211,6 +211,58 @@ def test_a_state_runs_no_code(tmp_path: Path) -> None:
         state.read(tmp_path / "s", FIND)
 
 
+def test_a_damaged_message_in_the_box_is_lost_and_nothing_else(tmp_path: Path) -> None:
+    """Messages in the box are not synced: after a power cut one may be empty. The device comes back all the same."""
+
+    async def test() -> None:
+        store = Store(tmp_path)
+        for number in range(3):
+            store.keep(Message(1, "model", None, {"number": number}))
+        store.close()
+        (tmp_path / "inbox" / "000000000002.safetensors").write_bytes(b"")
+        (tmp_path / "inbox" / "000000000009.safetensors.partial").write_bytes(b"half")
+        again = Store(tmp_path)
+        assert [message.fields["number"] for message in again.messages(FIND)] == [0, 2]
+        assert len(list((tmp_path / "inbox").iterdir())) == 2
+        again.close()
+
+    asyncio.run(test())
+
+
+def test_messages_that_come_and_go_fast_leave_nothing_behind(tmp_path: Path) -> None:
+    """The writer's thread and the program work on the same box."""
+
+    async def test() -> None:
+        store = Store(tmp_path)
+        waiting: list[Message] = []
+        for number in range(600):
+            waiting.append(Message(1, "model", None, {"number": number}))
+            store.keep(waiting[-1])
+            if number % 3:
+                store.drop(waiting.pop(0))
+        kept = [message.fields["number"] for message in waiting]
+        store.close()
+        again = Store(tmp_path)
+        assert [message.fields["number"] for message in again.messages(FIND)] == kept
+        again.close()
+
+    asyncio.run(test())
+
+
+def test_a_state_that_cannot_be_kept_is_trouble_and_not_silence(tmp_path: Path) -> None:
+    async def test() -> None:
+        store = Store(tmp_path)
+        store.save({"a": 1})
+        await store.settle()
+        store.save({"a": object()})
+        await store.settle()
+        assert "holds a object, which cannot be saved" in store.trouble
+        assert store.load(FIND) == {"a": 1}
+        store.close()
+
+    asyncio.run(test())
+
+
 def test_what_arrived_and_was_not_taken_is_still_there(tmp_path: Path) -> None:
     async def test() -> None:
         store = Store(tmp_path)

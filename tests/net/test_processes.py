@@ -68,11 +68,12 @@ def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
         assert all(bool(torch.isfinite(part).all()) for part in load_file(folder / "model.safetensors").values())
 
 
-@pytest.mark.parametrize("method", ["aedfl", "fedavg"])
-def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path, method: str) -> None:
-    """Within two points, for a decentralised method and for one with a server."""
+@pytest.mark.parametrize(("method", "updates"), [("aedfl", 40), ("fedavg", 40), ("fedbuff", 40), ("sageflow", 40)])
+def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path, method: str, updates: int) -> None:
+    """Within two points, for a decentralised method, for those with a server, and for a server with public samples."""
     count = 8 if method == "aedfl" else 4
-    settings = config(count, method=method, stop={"virtual_seconds": "none", "updates": 40, "target_accuracy": "none"})
+    stop = {"virtual_seconds": "none", "updates": updates, "target_accuracy": "none"}
+    settings = config(count, method=method, stop=stop)
 
     async def real() -> float:
         local = Local(settings, tmp_path / "run")

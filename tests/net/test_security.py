@@ -17,7 +17,7 @@ from aedfl.net.identity import Authority, check_name, list_number, read_list, se
 from aedfl.net.link import CoordinatorAway, Link, Refused
 from aedfl.net.places import is_loopback
 from aedfl.net.post import SEND
-from aedfl.net.protocol_pb2 import Ask, Receipt
+from aedfl.net.protocol_pb2 import Ask, Beat, Receipt
 from aedfl.net.rates import Bucket
 from net.cluster import Cluster, cluster
 
@@ -231,13 +231,98 @@ def test_renewing_and_revoking_while_the_run_goes_on(tmp_path: Path) -> None:
             (tmp_path / "tls" / "coordinator" / "crl.pem").write_bytes(crl)
             await made.until(lambda: "revoked" in made.nodes[1].member.trouble)
             await made.until(lambda: made.nodes[0].transport.counters.refused > 0)
-            count = made.nodes[0].transport.counters.messages_received
-            updates = made.updates(0)
-            await made.until(lambda: made.updates(0) > updates + 2)
-            assert made.nodes[0].transport.counters.messages_received == count
+            await made.until(lambda: made.nodes[0].security.revocations[0] > 1)
+            counts, updates = [made.received(0), made.received(1)], [made.updates(0), made.updates(1)]
+            await made.until(lambda: made.updates(0) > updates[0] + 2 and made.updates(1) > updates[1] + 2)
+            assert made.received(0) == counts[0], "nothing is taken from it"
+            assert made.received(1) <= counts[1] + 1, "and nothing is sent to it, but what was on its way"
             made.authority.issue("device-1")
             await made.until(lambda: made.nodes[1].member.trouble == "")
             await undisturbed(made)
+
+    together(test())
+
+
+def test_files_that_change_while_they_are_read_are_read_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new key is there, its certificate comes while the device looks: it must look again."""
+    place = authority.issue("device-1")
+    tls = Tls(place)
+    old = (place / "cert.pem").read_bytes()
+    authority.issue("device-1")
+    new = (place / "cert.pem").read_bytes()
+    (place / "cert.pem").write_bytes(old)
+    load = Tls._load
+
+    def late(self: Tls) -> None:
+        try:
+            load(self)
+        finally:
+            (place / "cert.pem").write_bytes(new)
+
+    monkeypatch.setattr(Tls, "_load", late)
+    before = tls.serial
+    assert not tls.refresh() and tls.serial == before
+    monkeypatch.setattr(Tls, "_load", load)
+    assert tls.refresh() and tls.serial != before
+
+
+def test_without_a_token_nobody_says_what_the_run_s_model_is(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, start=False) as made:
+            async with made.link("device-1") as link:
+                with pytest.raises(Refused, match="not one of this run"):
+                    await link.join(made.join_request("device-1", token="guess", layout=b"mine", parameters=3))
+            made.start(0)
+            await made.until(lambda: made.listening(0))
+
+    together(test())
+
+
+def test_one_device_cannot_move_the_clock_of_all(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, devices=3) as made:
+            for now in (1e9, float("inf"), float("nan")):
+                async with made.link("device-1") as link:
+                    instance = made.nodes[1].store.instance
+                    beat = Beat(name="device-1", instance=instance, address=made.nodes[1].member.address)
+                    beat.report.now = now
+                    assert (await link.beat(beat)).elapsed < 1e6
+            assert made.coordinator.clock.now < 1e6 and made.nodes[0].clock.now < 1e6
+
+    together(test())
+
+
+def test_a_wish_for_an_index_far_away_is_not_granted(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, start=False) as made, made.link("device-0") as link:
+            joined = await link.join(made.join_request("device-0", wish=1_000_000))
+            assert joined.index == 0 and joined.view.devices == 2
+
+    together(test())
+
+
+@pytest.mark.parametrize("address", ["unix:/run/x:1", "dns://192.0.2.1/host:1", "a b:1", "h:1:2x", "x" * 300 + ":1"])
+def test_an_address_that_is_no_host_is_refused(tmp_path: Path, address: str) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, tls=False, start=False) as made, made.link("device-0") as link:
+            await link.join(made.join_request("device-0"))
+            with pytest.raises(Refused, match="is not HOST:PORT"):
+                await link.beat(Beat(name="device-0", instance=1, address=address))
+
+    together(test())
+
+
+def test_who_asks_too_often_is_told_so_and_others_are_not(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as made:
+            async with made.link("device-2") as link:
+                answers = await asyncio.gather(*(link.status() for _ in range(200)), return_exceptions=True)
+            said = {str(answer) for answer in answers if isinstance(answer, Refused)}
+            assert said == {"device-2 asks more than 50 times a second"}
+            await undisturbed(made)
+            assert not made.nodes[0].member.trouble
 
     together(test())
 

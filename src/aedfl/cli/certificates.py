@@ -16,7 +16,7 @@ certs = typer.Typer(help="Make, renew and revoke the certificates of a run; make
 def certs_init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder of the authority.")],
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME…]", help="Certificates to issue at once.")] = None,
-    days: Annotated[float, typer.Option(help="Life of the authority.")] = 3650.0,
+    days: Annotated[float, typer.Option(min=0.01, help="Life of the authority.")] = 3650.0,
 ) -> None:
     """Make a certificate authority, a certificate for the coordinator, and those that are named.
 
@@ -34,7 +34,7 @@ def certs_init(
 def certs_issue(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")],
     names: Annotated[list[str], typer.Argument(metavar="NAME…")],
-    days: Annotated[float, typer.Option(help="Life of the certificates.")] = 90.0,
+    days: Annotated[float, typer.Option(min=0.01, help="Life of the certificates.")] = 90.0,
 ) -> None:
     """Issue certificates, or renew them: a running device takes up new files in its folder by itself."""
     from ..net.identity import Authority
@@ -67,8 +67,8 @@ def certs_revoke(
 
 def certs_token(
     state: Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's --state folder.")],
-    hours: Annotated[float, typer.Option(help="Life of the token.")] = 24.0,
-    uses: Annotated[int, typer.Option(help="New names that it lets in.")] = 1,
+    hours: Annotated[float, typer.Option(min=0.0, help="Life of the token.")] = 24.0,
+    uses: Annotated[int, typer.Option(min=1, help="New names that it lets in.")] = 1,
 ) -> None:
     """Make a join token and print it."""
     from ..net.ledger import Ledger

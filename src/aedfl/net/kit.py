@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import models
+from ..algorithms import get
 from ..context import SERVER, Model
 from ..data import Dataset, Split
 from ..data import load as load_named
@@ -64,8 +65,8 @@ class Kit:
     def _own(self, index: int) -> tuple[Indices, Indices]:
         if index == SERVER and self.rows is not None:
             return self.rows.public, _NONE
-        if index == SERVER and not self.public:
-            return _NONE, _NONE
+        if index == SERVER:
+            return np.arange(len(self.task.dataset.train)) if self.public else _NONE, _NONE
         if self.rows is None:
             every = np.arange(len(self.task.dataset.train))
             own, held = hold_out(every, self.config.data.held_out, self.config.seed, 0)
@@ -106,6 +107,30 @@ def gather(
     else:
         dataset, rows = _private(Path(name), test, classes, features, target), None
     return _kit(config, dataset, model, rows, np.arange(min(TESTED, len(dataset.test))))
+
+
+def serve(
+    config: RunConfig,
+    data: str | None = None,
+    model: str | None = None,
+    shape: Sequence[int] = (),
+    classes: int | None = None,
+    features: Sequence[str] | None = None,
+    target: str | None = None,
+    method: str | None = None,
+) -> Kit:
+    """For a server: its file of public samples, or those of a public set, for a method that needs some; else none."""
+    chosen = get(method or config.method)
+    if data is not None:
+        torch.set_num_threads(1)
+        dataset = _private(Path(data), None, classes, features, target)
+        kit = _kit(config, dataset, model, None, np.arange(min(TESTED, len(dataset.test))))
+        return replace(kit, public=True)
+    if chosen.public_samples and config.data.name in NAMES and not shape:
+        return gather(config, model=model)
+    if chosen.public_samples:
+        raise UserError(f"method {chosen.name} needs public samples at the server; give it a file of them with --data")
+    return blank(config, model, shape, classes)
 
 
 def blank(config: RunConfig, model: str | None = None, shape: Sequence[int] = (), classes: int | None = None) -> Kit:

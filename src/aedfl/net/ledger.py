@@ -68,6 +68,10 @@ class Ledger:
         self._db.execute("INSERT INTO tokens VALUES (?, ?, ?)", (_digest(token), expires, uses))
         return token
 
+    def has_tokens(self) -> bool:
+        """False only for a run whose coordinator never got as far as making the first one."""
+        return self._db.execute("SELECT 1 FROM tokens").fetchone() is not None
+
     def problem(self, token: str) -> str:
         """Why this token lets nobody in; empty if it does."""
         row = self._db.execute("SELECT expires, uses FROM tokens WHERE digest = ?", (_digest(token),)).fetchone()

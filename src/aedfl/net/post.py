@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -114,10 +114,9 @@ class Post:
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
-    async def send(self, frames: AsyncIterator[bytes], context: Any) -> Receipt:
+    async def send(self, frames: AsyncIterable[bytes], context: Any) -> Receipt:
         """A message as a stream of frames."""
-        iterator = aiter(frames)
-        return await self._answer(self._transfer(iterator, context), context)
+        return await self._answer(self._transfer(frames, context), context)
 
     async def hand(self, data: bytes, context: Any) -> Receipt:
         """A small message in one piece."""
@@ -136,8 +135,9 @@ class Post:
             log.warning(f"refused a message: {error}", extra={"event": "refusal", "peer": context.peer()})
             return Receipt(reason=str(error)[:500])
 
-    async def _transfer(self, frames: AsyncIterator[bytes], context: Any) -> None:
+    async def _transfer(self, stream: AsyncIterable[bytes], context: Any) -> None:
         with self._slot(context) as peer:
+            frames = aiter(stream)
             try:
                 await self._receive(peer, lambda decoder: self._feed(decoder, frames))
             except (Later, PeerError):

@@ -1,0 +1,161 @@
+"""The receiving side by itself: transfers that are cut off, slots, bundles, limits."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from aedfl.context import Message
+from aedfl.errors import PeerError
+from aedfl.layout import Layout
+from aedfl.net import wire
+from aedfl.net.check import Checker
+from aedfl.net.counters import Counters
+from aedfl.net.credentials import Plaintext
+from aedfl.net.post import SEND, Limits, Post
+from aedfl.net.protocol_pb2 import Member, Receipt
+from net.cluster import cluster
+
+CHECKER = Checker(Layout.of(nn.Linear(2, 2)), 4.0)
+OTHER = Member(index=3, name="device-3", state="here")
+
+
+class Caller:
+    """What gRPC says about a call."""
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+
+def post(deliver: Any, **limits: Any) -> Post:
+    return Post(
+        "run", CHECKER, Plaintext("me"), lambda name: OTHER, lambda index: OTHER if index == 3 else None, deliver,
+        Counters(), Limits(**limits),
+    )  # fmt: skip
+
+
+def piece(number: int, **fields: Any) -> bytes:
+    return wire.bundle(wire.frames(wire.pack("note", None, b"", fields), wire.Stamp("run", 3, 5, number)))
+
+
+def test_a_message_that_was_cut_off_while_it_was_delivered_comes_again() -> None:
+    """A second transfer of the same sender ends the first; whatever that had not delivered must not count as come."""
+    got: list[Any] = []
+    blocked = asyncio.Event()
+
+    async def deliver(message: Message) -> None:
+        if not blocked.is_set():
+            blocked.set()
+            await asyncio.sleep(60)
+        got.append(message.fields["value"])
+
+    async def test() -> None:
+        made = post(deliver)
+        first = asyncio.ensure_future(made.hand(piece(1, value=1), Caller()))
+        await blocked.wait()
+        second = await made.hand(piece(1, value=1), Caller())
+        assert second.taken and got == [1]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        again = await made.hand(piece(1, value=1), Caller())
+        assert again.taken and got == [1], "it has come, and does not come twice"
+
+    asyncio.run(test())
+
+
+def test_transfers_beyond_the_limit_are_put_off() -> None:
+    async def deliver(message: Message) -> None: ...
+
+    async def stuck() -> Any:
+        await asyncio.sleep(60)
+        yield b""
+
+    async def test() -> None:
+        made = post(deliver, streams_each=2)
+        held = [asyncio.ensure_future(made.send(stuck(), Caller())) for _ in range(2)]
+        await asyncio.sleep(0)
+        receipt = await made.hand(piece(1), Caller())
+        assert receipt.later and not receipt.taken
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        assert (await made.hand(piece(1), Caller())).taken
+
+    asyncio.run(test())
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=5))
+def test_a_bundle_comes_apart_as_it_was_put_together(frames: list[bytes]) -> None:
+    assert wire.unbundle(wire.bundle(frames)) == frames
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=4), st.data())
+def test_a_bundle_that_was_cut_is_refused(frames: list[bytes], data: st.DataObject) -> None:
+    whole = wire.bundle(frames)
+    ends = {0}
+    for frame in frames:
+        ends.add(max(ends) + 4 + len(frame))
+    cut = data.draw(st.integers(1, len(whole) - 1).filter(lambda end: end not in ends))
+    with pytest.raises(PeerError, match="do not add up"):
+        wire.unbundle(whole[:cut])
+
+
+def test_small_and_large_messages_meet_the_same_checks() -> None:
+    async def deliver(message: Message) -> None: ...
+
+    async def stream(frames: list[bytes]) -> Any:
+        for frame in frames:
+            yield frame
+
+    async def test() -> None:
+        made = post(deliver)
+        broken = list(wire.frames(wire.pack("note", None, b"", {"a": 1}), wire.Stamp("run", 3, 5, 1)))
+        broken[0] = b"\0\0\0\0" + broken[0][4:]
+        for receipt in (await made.hand(wire.bundle(broken), Caller()), await made.send(stream(broken), Caller())):
+            assert receipt.reason == "a frame's checksum is wrong" and not receipt.taken and not receipt.later
+        assert made._counters.refused == 2
+
+    asyncio.run(test())
+
+
+def test_a_certificate_that_does_not_take_part_holds_up_nobody(tmp_path: Path) -> None:
+    """It may connect, but its transfers are neither read nor given one of the slots."""
+
+    async def test() -> None:
+        async with cluster(tmp_path) as made:
+            member = next(m for m in made.coordinator.status().view.members if m.index == 1)
+            channel = made.security("device-2").connect(member.address, member.name, member.serial, [])
+            calls = [channel.stream_unary(SEND, None, Receipt.FromString)() for _ in range(80)]
+            receipts = await asyncio.gather(*calls, return_exceptions=True)
+            said = [receipt.reason for receipt in receipts if isinstance(receipt, Receipt)]
+            assert said and set(said) == {"device-2 is not known here (yet)"}
+            before = made.received(1)
+            await made.until(lambda: made.received(1) > before + 2)
+            await channel.close()
+
+    asyncio.run(test())
+
+
+def test_connections_are_limited(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, tls=False, start=False) as made:
+            made.start(0, limits=Limits(connections=2))
+            await made.until(lambda: made.listening(0))
+            place = f"127.0.0.1:{made.listening(0)}"
+            alone = [("grpc.use_local_subchannel_pool", 1)]
+            channels = [grpc.aio.insecure_channel(place, alone) for _ in range(3)]
+            for channel in channels[:2]:
+                await asyncio.wait_for(channel.channel_ready(), 10)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(channels[2].channel_ready(), 1.0)
+            for channel in channels:
+                await channel.close()
+
+    asyncio.run(test())
