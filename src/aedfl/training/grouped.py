@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..randomness import torch_seed
 from ..task import Task
 from .plan import Plan, TrainJob, TrainResult, batches
-from .stacked import Act, Stacked
+from .stacked import Act, Stacked, kernels
 
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Numbers of models that graphs are captured for; a batch is padded to the next one."""
@@ -57,10 +58,11 @@ class GroupedTrainer:
 
     limit = 128
 
-    def __init__(self, task: Task, bf16: bool = False) -> None:
+    def __init__(self, task: Task, bf16: bool = False, fast: bool = True) -> None:
         forward = Stacked.of(task.module.train())
         assert forward is not None, "ask `supports` first"
         self.task, self.forward = task, forward
+        self._fast = fast and task.device.type == "cuda" and kernels() is not None
         self.capture_seconds = 0.0
         self._bf16 = bf16
         self._captured: dict[object, _Captured] = {}
@@ -174,14 +176,16 @@ class GroupedTrainer:
         task, count = self.task, len(rows)
         if self.forward.wants_images:
             x, _ = task.gather(rows.t())
-            act = Act(x.flatten(1, 2), count, True)
+            act = Act(x.flatten(1, 2), count, True, self._fast)
             y = task.train_data.y[rows]
         else:
             x, y = task.gather(rows)
-            act = Act(x, count, False)
+            act = Act(x, count, False, self._fast)
         names = [entry.name for entry in task.layout.entries]
         with self._precision():
             output = self.forward(dict(zip(names, weights, strict=True)), act, keys)
+        if self._fast and task.loss is F.cross_entropy and output.dim() == 3:
+            return kernels().cross_entropy(output, y, present)  # type: ignore[no-any-return]
         assert task.example_loss is not None
         found = task.example_loss(output.flatten(0, 1).float(), y.flatten(0, 1)).view_as(present)
         return (found * present).sum(1) / present.sum(1).clamp(min=1.0)

@@ -6,7 +6,8 @@ batched matrix product; what acts element by element stays as it is. An activati
 - images [B, N*C, ...], as grouped convolutions, norms and pooling want it;
 - rows [N, B, ...], as matrix products want it.
 
-A layer that is not known here makes `Stacked.of` return None, and the caller falls back to `vmap`.
+A layer that is not known here makes `Stacked.of` return None, and the caller falls back to `vmap`. On a GPU with Triton,
+small convolutions, and pooling after a ReLU, run as kernels of our own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +35,8 @@ class Act:
     data: Tensor
     count: int
     images: bool
+    fast: bool = False
+    """Layers that have a kernel of their own use it."""
 
     def as_images(self) -> Tensor:
         return self.data if self.images else self.data.transpose(0, 1).flatten(1, 2)
@@ -43,7 +47,23 @@ class Act:
         return self.data.reshape(len(self.data), self.count, -1, *self.data.shape[2:]).transpose(0, 1)
 
     def like(self, data: Tensor) -> Act:
-        return Act(data, self.count, self.images)
+        return Act(data, self.count, self.images, self.fast)
+
+    def to_images(self, data: Tensor) -> Act:
+        return Act(data, self.count, True, self.fast)
+
+    def to_rows(self, data: Tensor) -> Act:
+        return Act(data, self.count, False, self.fast)
+
+
+@cache
+def kernels() -> Any:
+    """The module of GPU kernels, or None where Triton is not installed."""
+    try:
+        from . import kernels as found
+    except ImportError:
+        return None
+    return found
 
 
 class _Tracer(fx.Tracer):
@@ -61,6 +81,11 @@ class Stacked:
         self.result = next(node for node in graph.nodes if node.op == "output").args[0]
         first = next(iter(self.start.users))
         self.wants_images = first.op == "call_module" and isinstance(self.layers[str(first.target)], nn.Conv2d)
+        relus = [node for node in self.nodes if self._is_relu(node)]
+        self.pools = {user for relu in relus if (user := _only_user(relu)) and self._halves(user)}
+        self.norms = {relu.all_input_nodes[0] for relu in relus if self._normed(relu.all_input_nodes[0])}
+        """Poolings and norms that take the ReLU before or after them along."""
+        self.relus = {relu for relu in relus if _only_user(relu) in self.pools or relu.all_input_nodes[0] in self.norms}
 
     @classmethod
     def of(cls, module: nn.Module) -> Stacked | None:
@@ -74,6 +99,24 @@ class Stacked:
         inputs = sum(node.op == "placeholder" for node in graph.nodes)
         return cls(module, graph) if known and inputs == 1 else None
 
+    def _halves(self, node: fx.Node) -> bool:
+        """True for a pooling of 2 by 2 without more."""
+        if node.op == "call_module":
+            layer = self.layers[str(node.target)]
+            asked = (layer.kernel_size, layer.stride, layer.padding) if type(layer) is nn.MaxPool2d else None
+            return asked in ((2, 2, 0), ((2, 2), (2, 2), 0)) and not layer.ceil_mode
+        plain = _name(node) in ("max_pool2d", "boolean_dispatch") and not node.kwargs.keys() - {"stride", "kernel_size"}
+        sizes = [*node.args[1:], *(node.kwargs[key] for key in ("stride", "kernel_size") if key in node.kwargs)]
+        return plain and 1 <= len(sizes) <= 2 and all(size in (None, 2) for size in sizes)
+
+    def _is_relu(self, node: fx.Node) -> bool:
+        return type(self.layers.get(str(node.target))) is nn.ReLU or _name(node) == "relu"
+
+    def _normed(self, node: fx.Node) -> bool:
+        """True for a norm whose only use is a ReLU."""
+        layer = self.layers.get(str(node.target))
+        return type(layer) is nn.GroupNorm and layer.affine and _only_user(node) is not None
+
     def __call__(self, named: Named, x: Act, keys: Tensor) -> Tensor:
         values: dict[fx.Node, Any] = {self.start: x}
 
@@ -82,7 +125,13 @@ class Stacked:
 
         for node in self.nodes:
             args, kwargs = at(node.args), dict(at(node.kwargs))
-            if node.op == "call_module":
+            if x.fast and node in self.relus:
+                values[node] = args[0]
+            elif x.fast and node in self.pools:
+                values[node] = args[0].to_images(kernels().relu_pool(args[0].as_images()))
+            elif x.fast and node in self.norms:
+                values[node] = _kernel_norm(self.layers[str(node.target)], str(node.target), named, args[0], relu=True)
+            elif node.op == "call_module":
                 layer = self.layers[str(node.target)]
                 values[node] = _layer(layer, str(node.target), named, args[0], keys)
             else:
@@ -101,6 +150,10 @@ def _known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
     return node.op in ("placeholder", "output")
 
 
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
@@ -110,11 +163,35 @@ def _layer(layer: nn.Module, name: str, named: Named, x: Act, keys: Tensor) -> A
 
 
 def _conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
+    if x.fast and _small(layer):
+        return _kernel_conv(layer, weight, bias, x)
     run = F.conv2d if isinstance(layer, nn.Conv2d) else F.conv1d
     flat = None if bias is None else bias.flatten()
     groups = x.count * layer.groups
     data = run(x.as_images(), weight.flatten(0, 1), flat, layer.stride, layer.padding, layer.dilation, groups)
-    return Act(data, x.count, True)
+    return x.to_images(data)
+
+
+def _small(layer: Any) -> bool:
+    return layer.groups == 1 and not isinstance(layer.padding, str) and set(layer.dilation) == {1}
+
+
+def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act:
+    """A convolution over a line is one over an image of height 1."""
+    images = x.as_images()
+    if torch.is_autocast_enabled(images.device.type):
+        images = images.to(torch.get_autocast_dtype(images.device.type))
+    line = isinstance(layer, nn.Conv1d)
+    size = (1, *images.shape[2:]) if line else tuple(images.shape[2:])
+    kernel, stride, padding = (
+        (first, *given) if line else given
+        for first, given in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding))
+    )
+    shape = kernels().Shape(
+        x.count, len(images), layer.in_channels, *size, layer.out_channels, kernel, stride, padding
+    )
+    found = kernels().conv(images, weight, bias, shape)
+    return x.to_images(found.squeeze(2) if line else found)
 
 
 def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
@@ -125,29 +202,38 @@ def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) 
         if bias is None
         else torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
     )
-    return Act(product.view(*rows.shape[:-1], -1), x.count, False)
+    return x.to_rows(product.view(*rows.shape[:-1], -1))
+
+
+def _kernel_norm(layer: Any, name: str, named: Named, x: Act, relu: bool) -> Act:
+    scale, shift = named[f"{name}.weight"], named[f"{name}.bias"]
+    groups = x.count * layer.num_groups
+    return x.to_images(kernels().group_norm(x.as_images(), scale, shift, groups, layer.eps, relu))
 
 
 def _group_norm(layer: Any, weight: Tensor | None, bias: Tensor | None, x: Act, _: Tensor) -> Act:
+    if x.fast and weight is not None and bias is not None:
+        found = kernels().group_norm(x.as_images(), weight, bias, x.count * layer.num_groups, layer.eps, False)
+        return x.to_images(found)
     scale, shift = (None if part is None else part.flatten() for part in (weight, bias))
-    return Act(F.group_norm(x.as_images(), x.count * layer.num_groups, scale, shift, layer.eps), x.count, True)
+    return x.to_images(F.group_norm(x.as_images(), x.count * layer.num_groups, scale, shift, layer.eps))
 
 
 def _embedding(layer: Any, weight: Tensor, bias: None, x: Act, _: Tensor) -> Act:
     offset = torch.arange(x.count, device=weight.device) * layer.num_embeddings
     ids = x.as_rows() + offset.view(-1, *[1] * (x.as_rows().dim() - 1))
-    return Act(F.embedding(ids, weight.flatten(0, 1)), x.count, False)
+    return x.to_rows(F.embedding(ids, weight.flatten(0, 1)))
 
 
 def _dropout(layer: Any, weight: None, bias: None, x: Act, keys: Tensor) -> Act:
     rows = x.as_rows()
     masks = [keep(layer, rows.shape[1:], key) for key in keys.unbind()]
-    return Act(rows * torch.stack(masks).to(rows.dtype) / (1 - layer.p), x.count, False)
+    return x.to_rows(rows * torch.stack(masks).to(rows.dtype) / (1 - layer.p))
 
 
 def _spatial(layer: Any, weight: None, bias: None, x: Act, _: Tensor) -> Act:
     """Layers without weights that act on each channel's map alone."""
-    return Act(layer(x.as_images()), x.count, True)
+    return x.to_images(layer(x.as_images()))
 
 
 def _pointwise(layer: Any, weight: None, bias: None, x: Act, _: Tensor) -> Act:
@@ -175,7 +261,7 @@ LAYERS: dict[type[nn.Module], Callable[..., Act]] = {
 def flatten(x: Act, start_dim: int = 0, end_dim: int = -1) -> Act:
     rows = x.as_rows()
     end = end_dim if end_dim < 0 else end_dim + 1
-    return Act(rows.flatten(start_dim + 1, end), x.count, False)
+    return x.to_rows(rows.flatten(start_dim + 1, end))
 
 
 def _reduced(run: Callable[..., Tensor]) -> Callable[..., Act]:
@@ -184,9 +270,9 @@ def _reduced(run: Callable[..., Tensor]) -> Callable[..., Act]:
     def apply(x: Act, dim: int | tuple[int, ...], keepdim: bool = False) -> Act:
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
         if x.images and all(d >= 2 for d in dims):
-            kept = Act(run(x.data, dims, keepdim), x.count, True)
-            return kept if keepdim or x.data.dim() - len(dims) > 2 else Act(kept.as_rows(), x.count, False)
-        return Act(run(x.as_rows(), tuple(d + 1 if d >= 0 else d for d in dims), keepdim), x.count, False)
+            kept = x.to_images(run(x.data, dims, keepdim))
+            return kept if keepdim or x.data.dim() - len(dims) > 2 else x.to_rows(kept.as_rows())
+        return x.to_rows(run(x.as_rows(), tuple(d + 1 if d >= 0 else d for d in dims), keepdim))
 
     return apply
 
@@ -196,7 +282,7 @@ def _elementwise(run: Callable[..., Tensor]) -> Callable[..., Act]:
 
 
 def _pool(run: Callable[..., Tensor]) -> Callable[..., Act]:
-    return lambda x, *args, **kwargs: Act(run(x.as_images(), *args, **kwargs), x.count, True)
+    return lambda x, *args, **kwargs: x.to_images(run(x.as_images(), *args, **kwargs))
 
 
 def _binary(run: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Act]:
@@ -207,18 +293,18 @@ def _binary(run: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Act]:
             return right.like(run(left, right.data))
         if left.images == right.images:
             return left.like(run(left.data, right.data))
-        return Act(run(left.as_rows(), right.as_rows()), left.count, False)
+        return left.to_rows(run(left.as_rows(), right.as_rows()))
 
     return apply
 
 
 def _cat(parts: list[Act], dim: int = 0) -> Act:
-    return Act(torch.cat([part.as_rows() for part in parts], dim + 1 if dim >= 0 else dim), parts[0].count, False)
+    return parts[0].to_rows(torch.cat([part.as_rows() for part in parts], dim + 1 if dim >= 0 else dim))
 
 
 def _transpose(x: Act, first: int, second: int) -> Act:
     first, second = (dim + 1 if dim >= 0 else dim for dim in (first, second))
-    return Act(x.as_rows().transpose(first, second), x.count, False)
+    return x.to_rows(x.as_rows().transpose(first, second))
 
 
 FUNCTIONS: dict[str, Callable[..., Act]] = {
