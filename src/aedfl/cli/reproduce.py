@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markdown import Markdown
 
 from ..errors import UserError
-from .outcome import Interrupted, errors, tidy
+from .outcome import Interrupted, console, errors, tidy
 
 if TYPE_CHECKING:
     from ..reproduce.plan import Wish
+    from ..reproduce.records import Store
 
 TARGETS = {
     "table1": "EMNIST & LeNet, CIFAR-10 & ResNet-8, Tiny-ImageNet & VGG-9 and ResNet-8, IMDb & TextCNN: 15 methods.",
@@ -68,6 +70,9 @@ def register(main: typer.Typer) -> None:
     for name, summary in TARGETS.items():
         app.command(name, help=summary)(tidy(_command(name)))
     app.command("tune")(tidy(tune))
+    app.command("list")(tidy(status))
+    app.command("tables")(tidy(tables))
+    app.command("collect")(tidy(collect))
     main.add_typer(app, name="reproduce")
 
 
@@ -103,9 +108,74 @@ def _command(name: str) -> Callable[..., None]:
             sitting.run(wanted)
         except KeyboardInterrupt:
             raise Interrupted("finished cells are kept; go on by the same command") from None
+        if not records_only:
+            _publish(name, sitting.store, wish, folder)
         _verdict(sitting.failed)
 
     return command
+
+
+def _publish(name: str, store: Store, wish: Wish, folder: Path) -> None:
+    """Writes the target's table or figure, and says where."""
+    from ..reproduce import plan, publish
+    from ..reproduce.overview import overview
+
+    files = publish.of_target(plan.target(name), store, wish)
+    if not wish.quick and not wish.overrides and wish.until is None:
+        files["README.md"] = overview(store)
+    publish.write(files, folder)
+    page = next(path for path in files if path.endswith(f"{name}.md"))
+    if console.is_terminal:
+        console.print(Markdown(files[page]))
+    _say(f"written: {folder / page}")
+
+
+def tables(
+    out: Out = None,
+    until: Until = None,
+) -> None:
+    """Write all tables, plots and the overview anew, from the records alone."""
+    from ..reproduce import plan, publish
+    from ..reproduce.records import Store
+
+    folder, end = out or RESULTS, _positive("--until", until)
+    store = Store(folder / "records")
+    if end is None:
+        files = publish.everything(store)
+    else:
+        wish = plan.Wish(until=end)
+        files = {k: v for base in plan.targets().values() for k, v in publish.of_target(base, store, wish).items()}
+    publish.write(files, folder)
+    _say(f"written: {len(files)} files in {folder}")
+
+
+def collect(
+    sources: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders with records from other machines.")],
+    out: Out = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also take records of another config in place of longer ones.")
+    ] = False,
+) -> None:
+    """Take over records that were made elsewhere, then write all tables anew."""
+    from ..reproduce.collect import collect as take
+
+    outcome = take(sources, out or RESULTS, replace)
+    _say(f"taken over: {outcome.taken} records; left: {outcome.left} that do not go as far as those here")
+    tables(out)
+
+
+def status(
+    out: Out = None,
+    tuning: Tuning = None,
+) -> None:
+    """Say which cells are done, which are out of date, and the command for each one that is missing."""
+    from ..reproduce.overview import report
+    from ..reproduce.records import Store
+    from ..reproduce.tune import frozen
+
+    folder = out or RESULTS
+    for line in report(Store(folder / "records"), frozen(tuning or RESULTS / "tuning")):
+        _say(line)
 
 
 def tune(
@@ -143,7 +213,7 @@ def tune(
     except KeyboardInterrupt:
         raise Interrupted("finished trials are kept; go on by the same command") from None
     finally:
-        chosen = tuning.freeze(setting, store, folder, wish.end(setting), trials, wish)
+        chosen = tuning.freeze(setting, store, wish.end(setting), trials, wish)
     for method, one in chosen["methods"].items():
         found = one["chosen"]
         _say(f"{method}: {'undecided' if found is None else found or 'default'}")

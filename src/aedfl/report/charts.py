@@ -44,7 +44,7 @@ def lines(
     aimed = target is not None and y.lo <= target <= y.hi
     plot = svg.Plot(x, y, width, height, right=84 if aimed else 18)
     goal = [_target(plot, target)] if aimed and target is not None else []
-    drawn = [_line(plot, one, number) for number, one in enumerate(shown)]
+    drawn = [line(plot, one, number) for number, one in enumerate(shown)]
     return _legend([one.name for one in shown]) + plot.draw(*goal, *drawn, name=name, kind="lines")
 
 
@@ -96,7 +96,8 @@ def _bar(row: int, words: str, amount: float, length: float, share: float) -> st
     return svg.text(words[:20], 122, y + 15, "end", "name") + shape + svg.text(value, 138 + width, y + 15)
 
 
-def _line(plot: svg.Plot, one: Series, number: int) -> str:
+def line(plot: svg.Plot, one: Series, number: int) -> str:
+    """One series as a group of shapes, in the colour of its number."""
     hue, dash = f"c{number % COLOURS}", " dash" if number >= COLOURS else ""
     x, y = thinned(one.x, one.y)
     px, py = plot.px(x), plot.py(y)

@@ -62,9 +62,9 @@ def comparison_table(summaries: Sequence[Summary]) -> list[Row]:
     """One row per method, in the order of first appearance; and per preset, where there are several."""
     groups = by_method(summaries)
     rows = [(name, len(runs), _cells(runs)) for name, runs in groups.items()]
-    best = {column.key: _best(column, [cells[column.key] for _, _, cells in rows]) for column in COLUMNS}
+    best = {column.key: best_of(column, [cells[column.key] for _, _, cells in rows]) for column in COLUMNS}
     return [
-        Row(name, seeds, {key: _marked(cell, best[key]) for key, cell in cells.items()}) for name, seeds, cells in rows
+        Row(name, seeds, {key: marked(cell, best[key]) for key, cell in cells.items()}) for name, seeds, cells in rows
     ]
 
 
@@ -100,16 +100,16 @@ def used(rows: Sequence[Row]) -> list[Column]:
 
 
 def _cells(runs: Sequence[Summary]) -> dict[str, Cell]:
-    return {column.key: _cell([number(run.get(column.key)) for run in runs]) for column in COLUMNS}
+    return {column.key: cell_of([number(run.get(column.key)) for run in runs]) for column in COLUMNS}
 
 
-def _cell(values: Sequence[float | None]) -> Cell:
+def cell_of(values: Sequence[float | None]) -> Cell:
     found = [value for value in values if value is not None]
     spread = stdev(found) if len(found) > 1 else None
     return Cell(mean(found) if found else None, spread, len(found), len(values))
 
 
-def _best(column: Column, cells: Sequence[Cell]) -> float | None:
+def best_of(column: Column, cells: Sequence[Cell]) -> float | None:
     """The best mean among those that all seeds have (or any, if no row has all); none for a single row."""
     complete = [cell.mean for cell in cells if cell.mean is not None and cell.count == cell.of]
     means = complete or [cell.mean for cell in cells if cell.mean is not None]
@@ -118,6 +118,6 @@ def _best(column: Column, cells: Sequence[Cell]) -> float | None:
     return max(means) if column.higher else min(means)
 
 
-def _marked(cell: Cell, best: float | None) -> Cell:
+def marked(cell: Cell, best: float | None) -> Cell:
     same = best is not None and cell.mean is not None and math.isclose(cell.mean, best, rel_tol=1e-12)
     return Cell(cell.mean, cell.std, cell.count, cell.of, same)

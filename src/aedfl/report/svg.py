@@ -72,8 +72,11 @@ class Plot:
             "data_x": self._described(self.x, self.left, self.left + self.inner[0]),
             "data_y": self._described(self.y, self.top + self.inner[1], self.top),
         }
-        parts = (*self._grid(), *content, *self._labels())
-        return drawing(self.width, self.height, name, kind, *parts, **ends)
+        return drawing(self.width, self.height, name, kind, *self.framed(*content), **ends)
+
+    def framed(self, *content: str) -> tuple[str, ...]:
+        """The content with grid and axes around it."""
+        return (*self._grid(), *content, *self._labels())
 
     def _described(self, axis: Axis, first: float, last: float) -> str:
         """Pixels and values of both ends, so that the page's script can read values off the drawing."""

@@ -14,7 +14,7 @@ from .comparison import Cell, Column, Row, used, written
 from .record import metric_name, number
 from .scale import seconds, short
 
-_LATEX = str.maketrans({**{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"})
+LATEX = str.maketrans({**{c: f"\\{c}" for c in "&%$#_{}"}, "~": r"\textasciitilde{}", "^": r"\^{}", "\\": "/"})
 
 
 def to_rich(rows: Sequence[Row], title: str | None = None) -> Table:
@@ -41,7 +41,7 @@ def to_latex(rows: Sequence[Row]) -> str:
     columns = used(rows)
     head = " & ".join(["method", "seeds", *(column.title for column in columns)])
     body = "".join(
-        " & ".join([row.name.translate(_LATEX), str(row.seeds), *_texts(row, columns, r"\textbf{{{}}}")])
+        " & ".join([row.name.translate(LATEX), str(row.seeds), *_texts(row, columns, r"\textbf{{{}}}")])
         .replace("±", r"$\pm$")
         .replace("–", "--")
         + " \\\\\n"

@@ -24,6 +24,9 @@ FIRST_SEED = 1
 CHEAP = ("fedavg", "fedprox", "fednova", "safa", "sageflow", "dispfl")
 """Methods that work in rounds and so train about a third as often; they go last."""
 
+QUICK = "quick"
+"""Among changes, stands for all those that make a run small."""
+
 OPTIONS = ("stop.virtual_seconds", "seed", "method", "engine.device", "data.directory")
 WITHOUT_EFFECT = ("engine.lookahead", "engine.threads", "engine.cache_budget_mib", "record.")
 
@@ -200,7 +203,7 @@ class Wish:
     def changes(self, swept: Sequence[str]) -> tuple[str, ...]:
         """What sets a cell apart from its setting."""
         own = [override for override in self.overrides if not _is(override, WITHOUT_EFFECT)]
-        return (*(_targets()["quick"] if self.quick else ()), *swept, *own)
+        return (*((QUICK,) if self.quick else ()), *swept, *own)
 
     @property
     def pace(self) -> list[str]:
@@ -252,7 +255,9 @@ def configure(
     given = setting(name)
     if get(method).server is not None:
         changes = [change for change in changes if not change.startswith("topology.")]
-    overrides = [*assignments(given.config), *assignments(frozen), *changes, *wish.pace]
+    small = _targets()["quick"] if wish.quick else ()
+    changed = [change for change in changes if change != QUICK]
+    overrides = [*assignments(given.config), *assignments(frozen), *small, *changed, *wish.pace]
     where = {"data.directory": wish.data, "engine.device": wish.device}
     end = {"stop.virtual_seconds": wish.end(name), "record.updates": False}
     return load(given.preset, overrides, method=method, seed=seed, **end, **where)

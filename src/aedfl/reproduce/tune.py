@@ -70,7 +70,7 @@ def _key(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Key:
     return Key(name, method, seed(), (*assignments(keys), *_set_aside(wish)))
 
 
-def freeze(name: str, store: Store, folder: Path, until: float, count: int, wish: Wish) -> dict[str, Any]:
+def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dict[str, Any]:
     """Chooses for each method whose trials all got to `until`, and writes `SETTING.json` with every outcome."""
     found: dict[str, Any] = {}
     for method in methods():
@@ -81,11 +81,21 @@ def freeze(name: str, store: Store, folder: Path, until: float, count: int, wish
             found[method] = {"chosen": choose(outcomes), "trials": outcomes}
     head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
     content = {**head, "until": until, "trials": count, "methods": found}
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{name}.partial"
+    store.folder.mkdir(parents=True, exist_ok=True)
+    partial = store.folder / f"{name}.partial"
     partial.write_text(json.dumps(content, indent=2) + "\n")
-    partial.replace(folder / f"{name}.json")
+    partial.replace(store.folder / f"{name}.json")
     return content
+
+
+def freeze_again(name: str, store: Store) -> dict[str, Any]:
+    """Chooses anew after records came in: by the rule of the file that is there, else at the trials' common end."""
+    path = store.folder / f"{name}.json"
+    if path.exists():
+        old = json.loads(path.read_text())
+        return freeze(name, store, old["until"], old["trials"], Wish())
+    until = min(float(record["until"]) for record in store if record["setting"] == name)
+    return freeze(name, store, until, _grid()["trials"], Wish())
 
 
 def _outcome(keys: Mapping[str, Any], store: Store, key: Key, until: float) -> dict[str, Any]:

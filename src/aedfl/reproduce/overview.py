@@ -1,0 +1,163 @@
+"""What is done, what is missing, and who leads: for `results/README.md` and for the terminal."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..report.comparison import Column
+from .plan import FIRST_SEED, Cell, Key, Target, Tuned, Wish, cells, setting, target, targets, title
+from .records import Store
+from .standing import COLUMNS, Standing, standing
+from .tables import NOT_RUN, Grid, Text, markdown
+
+HEAD = """\
+# Results
+
+The paper's tables and figures, computed by `aedfl reproduce`. Every number follows from the records in
+[records/](records) (seed, command, config, code version, curve of each run); `aedfl reproduce tables` writes all
+files here anew from them, and a test checks that they do not differ. What matches the paper and what does not is
+discussed in [docs/reproduction.md](../docs/reproduction.md), ideas and failures in the [lab book](lab-book.md).
+"""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Cells of a target in one setting that are not there, and the command that runs them."""
+
+    target: str
+    setting: str
+    methods: tuple[str, ...]
+    seeds: int
+    missing: int
+    of: int
+
+    @property
+    def command(self) -> str:
+        some = [] if self.methods == target(self.target).methods else ["--methods", ",".join(self.methods)]
+        asked = ["--settings", self.setting, *some, "--seeds", str(self.seeds)]
+        return shlex.join(["aedfl", "reproduce", self.target, *asked])
+
+
+def gap(base: Target, name: str, store: Store) -> Gap:
+    """What a setting of a target lacks: runs that went to its end."""
+    end, lacking, count, missing = setting(name).end, list[str](), 0, 0
+    for method in base.methods:
+        keys = [
+            Key(name, method, FIRST_SEED + seed, tuple(swept))
+            for swept in base.values.values()
+            for seed in range(base.seeds)
+        ]
+        absent = [key for key in keys if not _there(store, key, end)]
+        count, missing = count + len(keys), missing + len(absent)
+        lacking += [method] if absent else []
+    return Gap(base.name, name, tuple(lacking), base.seeds, missing, count)
+
+
+def _there(store: Store, key: Key, end: float) -> bool:
+    record = store.get(key)
+    return record is not None and "error" not in record and record["reached"] >= end - 1e-6
+
+
+def gaps(store: Store) -> list[Gap]:
+    return [gap(aim, name, store) for aim in targets().values() for name in aim.settings]
+
+
+def overview(store: Store) -> str:
+    """`results/README.md`."""
+    found = gaps(store)
+    return "".join(
+        (
+            HEAD,
+            "\n## Who leads\n\n",
+            "The best of the methods run so far; AEDFL's own figure and rank where another leads.\n\n",
+            markdown(_leaders(store)),
+            "\n## What is done\n\n",
+            markdown(_progress(found)),
+            "\n## What is missing\n\n",
+            _missing(found),
+            "\n## Runs cut short or failed\n\n",
+            _unfinished(store),
+        )
+    )
+
+
+def report(store: Store, tuned: Mapping[str, Tuned]) -> list[str]:
+    """For the terminal: how much of each target is there, and how to get the rest."""
+    lines = []
+    for base in targets().values():
+        lines.append(base.title)
+        for name in base.settings:
+            one = gap(base, name, store)
+            old = [cell for cell in cells(base, Wish(settings=(name,)), tuned) if _outdated(store, cell)]
+            stale = f", {len(old)} of them of another config" if old else ""
+            lines.append(f"  {setting(name).title}: {one.of - one.missing} of {one.of} cells done{stale}")
+            lines += [f"    {one.command}"] if one.missing or old else []
+    return lines
+
+
+def _outdated(store: Store, cell: Cell) -> bool:
+    record = store.get(cell.key)
+    return record is not None and record["config"] != cell.identity
+
+
+def _leaders(store: Store) -> Grid:
+    head = [Text(words) for words in ("setting", "methods", *(column.title for column in COLUMNS))]
+    rows = []
+    for base in (aim for aim in targets().values() if aim.is_table):
+        for name in base.settings:
+            stand = standing(base, name, store, Wish())
+            run = sum(row.seeds > 0 for row in stand.rows)
+            rows.append([Text(setting(name).title), Text(str(run or NOT_RUN)), *(_leader(stand, c) for c in COLUMNS)])
+    return [head, *rows]
+
+
+def _leader(stand: Standing, column: Column) -> Text:
+    """The best method and its figure; AEDFL's beside it when that is another one."""
+    order = ranking(stand, column)
+    if not order:
+        return Text(NOT_RUN)
+    value = order[0][1]
+    first = [method for method, other in order if other == value]
+    name = title(first[0]) if len(first) == 1 else f"{len(first)} methods"
+    words = f"{name} {value:{column.form}}"
+    ours = next((other for method, other in order if method == "aedfl"), None)
+    if ours is None or ours == value:
+        return Text(words, best=first == ["aedfl"])
+    rank = 1 + sum(other > ours if column.higher else other < ours for _, other in order)
+    return Text(words, f"(AEDFL {ours:{column.form}}, {rank} of {len(order)})")
+
+
+def ranking(stand: Standing, column: Column) -> list[tuple[str, float]]:
+    """Methods that have a figure for every seed, best first."""
+    means = [(row.method, stand.mean(column, row.method)) for row in stand.rows]
+    known = [(method, value) for method, value in means if value is not None]
+    return sorted(known, key=lambda pair: -pair[1] if column.higher else pair[1])
+
+
+def _progress(found: Sequence[Gap]) -> Grid:
+    head = [Text(words) for words in ("target", "setting", "cells done", "of")]
+    return [
+        head,
+        *(
+            [Text(one.target), Text(setting(one.setting).title), Text(str(one.of - one.missing)), Text(str(one.of))]
+            for one in found
+        ),
+    ]
+
+
+def _missing(found: Sequence[Gap]) -> str:
+    lines = [f"{one.command}  # {one.missing} cells\n" for one in found if one.missing]
+    return f"```sh\n{''.join(lines)}```\n" if lines else "Nothing.\n"
+
+
+def _unfinished(store: Store) -> str:
+    lines = []
+    for record in sorted(store, key=lambda r: (r["setting"], r["method"], r["seed"], r["changes"])):
+        label = str(Key(record["setting"], record["method"], record["seed"], tuple(record["changes"])))
+        if "error" in record:
+            lines.append(f"- {label}: {record['error']}\n")
+        elif not record["complete"] and record["reached"] < setting(record["setting"]).end:
+            lines.append(f"- {label}: {record['reached']:,.0f} of {record['until']:,.0f} s\n")
+    return "".join(lines) or "None.\n"

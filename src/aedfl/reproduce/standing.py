@@ -1,0 +1,101 @@
+"""How the methods stand in a setting: figures over seeds, from records alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from ..report.comparison import Cell, Column, best_of, cell_of, marked
+from .curves import final, reaches
+from .plan import Target, Wish, setting
+from .records import Record, Store
+
+FEDAVG_SHARE = 0.95
+
+ACCURACY = Column("accuracy", "accuracy", "accuracy", True)
+LOCAL = Column("local", "local models", "local", True)
+TIME = Column("time", "time to target (s)", "time", False, form=",.0f")
+TIME95 = Column("time95", "time to 95 % of FedAvg (s)", "time 95 %", False, form=",.0f")
+MMACS = Column("mmacs", "MMACs", "MMACs", False, form=".4g")
+COLUMNS = (ACCURACY, LOCAL, TIME, TIME95, MMACS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with one value of what is varied."""
+
+    method: str
+    value: str
+    seeds: int
+    cells: Mapping[str, Cell]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """All methods of a target in one setting, at one virtual time."""
+
+    setting: str
+    until: float
+    target: float
+    second: float | None
+    """95 % of FedAvg's final accuracy; none before FedAvg was run."""
+    rows: Sequence[Row]
+
+    def row(self, method: str, value: str = "") -> Row | None:
+        return next((row for row in self.rows if (row.method, row.value) == (method, value)), None)
+
+    def mean(self, column: Column, method: str, value: str = "") -> float | None:
+        """A mean that all seeds have a value for."""
+        row = self.row(method, value)
+        cell = None if row is None else row.cells[column.key]
+        return cell.mean if cell is not None and cell.count == cell.of else None
+
+
+def records_of(store: Store, name: str, method: str, swept: Sequence[str], wish: Wish) -> list[Record]:
+    """The records of a row that go far enough, by seed."""
+    changes, end = wish.changes(swept), wish.end(name)
+    found = [
+        record
+        for record in store
+        if (record["setting"], record["method"], tuple(record["changes"])) == (name, method, changes)
+        and record["reached"] >= end - 1e-6
+        and "error" not in record
+    ]
+    return sorted(found, key=lambda record: int(record["seed"]))
+
+
+def standing(aim: Target, name: str, store: Store, wish: Wish) -> Standing:
+    """The figures of a target in one setting; the best of each column is marked, per value of what is varied."""
+    until, goal = wish.end(name), setting(name).target
+    average = [final(record["curve"], until) for record in records_of(store, name, "fedavg", (), wish)]
+    second = FEDAVG_SHARE * mean(average) if average else None
+    rows: list[Row] = []
+    for value, swept in aim.values.items():
+        group = [
+            _row(method, value, records_of(store, name, method, swept, wish), until, goal, second)
+            for method in aim.methods
+        ]
+        rows += _with_best(group)
+    return Standing(name, until, goal, second, rows)
+
+
+def _row(method: str, value: str, records: Sequence[Record], until: float, goal: float, second: float | None) -> Row:
+    curves = [record["curve"] for record in records]
+    cells = {
+        "accuracy": cell_of([final(curve, until) for curve in curves]),
+        "local": cell_of([final(curve, until, "local_accuracy") for curve in curves]),
+        "time": cell_of([reaches(curve, until, goal) for curve in curves]),
+        "time95": cell_of([None if second is None else reaches(curve, until, second) for curve in curves]),
+        "mmacs": cell_of([final(curve, until, "mmacs") for curve in curves]),
+    }
+    return Row(method, value, len(records), cells)
+
+
+def _with_best(rows: Sequence[Row]) -> list[Row]:
+    run = [row for row in rows if row.seeds]
+    best = {column.key: best_of(column, [row.cells[column.key] for row in run]) for column in COLUMNS}
+    return [
+        Row(row.method, row.value, row.seeds, {key: marked(cell, best[key]) for key, cell in row.cells.items()})
+        for row in rows
+    ]
