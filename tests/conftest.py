@@ -1,8 +1,20 @@
-"""For all tests: examples take as long as a busy machine makes them."""
+"""For all tests: examples take as long as a busy machine makes them; one Ray cluster for those that need it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """The address of a real Ray cluster of two workers on this machine; this process is part of it."""
+    ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield str(ray.get_runtime_context().gcs_address)
+    ray.shutdown()

@@ -37,8 +37,8 @@ class Runner(SimpleNamespace):
     def run(self, config: Any, out: Path, force: bool = False, progress: Any = None) -> dict[str, Any]:
         return self._answer("run", config, out, force, progress)
 
-    def resume(self, path: Path, progress: Any = None) -> dict[str, Any]:
-        return self._answer("resume", path, progress)
+    def resume(self, path: Path, progress: Any = None, ray: str | None = None) -> dict[str, Any]:
+        return self._answer("resume", path, progress, ray)
 
     def compare(self, configs: Any, out: Path, resume: bool = False, progress: Any = None) -> list[Any]:
         self._answer("compare", configs, out, resume, progress)
@@ -72,12 +72,13 @@ def _path() -> dict[str, str]:
 
 
 def test_run_passes_everything_on(runner: Runner, tmp_path: Path) -> None:
-    options = ["--seed", "3", "--method", "mine.py", "--data", "d", "--out", "o", "--force"]
+    options = ["--seed", "3", "--method", "mine.py", "--data", "d", "--out", "o", "--force", "--ray", "head:6379"]
     result = aedfl("run", "cifar10-lenet", "--set", "training.lr=0.1", "--set", "devices=7", *options)
     assert result.exit_code == 0
     ((_, config, out, force, progress),) = runner.calls
     assert (config.preset, config.seed, config.devices, config.training.lr) == ("cifar10-lenet", 3, 7, 0.1)
     assert (config.method, config.data.directory) == (str(tmp_path / "mine.py"), str(tmp_path / "d"))
+    assert config.engine.ray == "head:6379"
     assert (out, force) == (Path("o"), True) and isinstance(progress, Live)
     assert "0.9312" in result.output and "o/report.html" in result.output
 
@@ -90,19 +91,22 @@ def test_run_alone_takes_the_embedded_data_and_a_folder_of_its_own(runner: Runne
     assert isinstance(progress, Silent) and result.output == "runs/digits-aedfl-0-seed0-2\n"
 
 
-def test_resume_takes_a_folder_and_nothing_else(runner: Runner) -> None:
+def test_resume_takes_a_folder_and_nothing_else_but_a_cluster(runner: Runner) -> None:
     assert aedfl("run", "--resume", "x").exit_code == 0
-    assert runner.calls[0][:2] == ("resume", Path("x"))
+    assert aedfl("run", "--resume", "x", "--ray", "local").exit_code == 0
+    assert [(call[:2], call[3]) for call in runner.calls] == [(("resume", Path("x")), ray) for ray in (None, "local")]
     for extra in (["digits"], ["--seed", "0"], ["--set", "a=1"], ["--force"], ["--out", "y"]):
         result = aedfl("run", "--resume", "x", *extra)
         assert result.exit_code == 2 and "cannot be given with it" in result.stderr
 
 
 def test_compare_runs_every_method_with_every_seed(runner: Runner) -> None:
-    result = aedfl("compare", "digits", "--methods", "aedfl-0, b", "--seeds", "2", "--set", "seed=5", "--out", "c")
+    options = ["--seeds", "2", "--set", "seed=5", "--out", "c", "--ray", "auto"]
+    result = aedfl("compare", "digits", "--methods", "aedfl-0, b", *options)
     assert result.exit_code == 0
     ((_, configs, out, resume, _),) = runner.calls
     assert [(c.method, c.seed) for c in configs] == [("aedfl-0", 5), ("aedfl-0", 6), ("b", 5), ("b", 6)]
+    assert {c.engine.ray for c in configs} == {"auto"}
     assert (out, resume) == (Path("c"), False) and "c/report.html" in result.output
 
 

@@ -85,5 +85,6 @@ def simulate(
     folder = None if out is None else Path(out)
     if folder is not None:
         claim(folder, config, force=False)
-    run = complete(config, folder, watcher, Workshop(own))
+    with Workshop(own) as workshop:
+        run = complete(config, folder, watcher, workshop)
     return Result(run.summary, run.record.read("metrics"), run.final_model())

@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +210,8 @@ def run(
     """Runs a config. With `out`, into that folder, which must be new or empty unless `force` is given."""
     if out is not None:
         claim(out, config, force)
-    return complete(config, out, progress or Silent(), workshop or Workshop()).summary
+    with nullcontext(workshop) if workshop else Workshop() as shop:
+        return complete(config, out, progress or Silent(), shop).summary
 
 
 def resume(
@@ -230,14 +232,14 @@ def resume(
     config = from_toml(file.read_text(), str(file))
     if ray is not None:
         config = elsewhere(config, ray)
-    return complete(config, path, progress or Silent(), workshop or Workshop()).summary
+    with nullcontext(workshop) if workshop else Workshop() as shop:
+        return complete(config, path, progress or Silent(), shop).summary
 
 
 def complete(config: RunConfig, out: Path | None, progress: Progress, workshop: Workshop) -> Run:
     """Runs a config to its end, into the folder `out` if there is one."""
-    with workshop:
-        one = Run(config, workshop, out, progress)
-        drive_all([one], workshop)
+    one = Run(config, workshop, out, progress)
+    drive_all([one], workshop)
     if out is not None:
         _report([out], out / "report.html")
     return one
@@ -269,7 +271,11 @@ def _report(folders: list[Path], out: Path) -> None:
 
 
 def compare(
-    configs: Sequence[RunConfig], out: Path, resume: bool = False, progress: Progress | None = None
+    configs: Sequence[RunConfig],
+    out: Path,
+    resume: bool = False,
+    progress: Progress | None = None,
+    workshop: Workshop | None = None,
 ) -> list[Summary]:
     """Runs several configs, batched together where they share a model; one folder each and one report."""
     folders = [out / f"{Path(config.method).stem}-seed{config.seed}" for config in configs]
@@ -279,10 +285,10 @@ def compare(
         else:
             claim(folder, config, force=False)
     left = [(f, c) for f, c in zip(folders, configs, strict=True) if not (f / "summary.json").exists()]
-    with Workshop() as workshop:
-        shared = Together(progress or Silent(), len(left), lambda: workshop.place)
+    with nullcontext(workshop) if workshop else Workshop() as shop:
+        shared = Together(progress or Silent(), len(left), lambda: shop.place)
         for begin in range(0, len(left), AT_ONCE):
             part = left[begin : begin + AT_ONCE]
-            drive_all([Run(config, workshop, folder, shared.one()) for folder, config in part], workshop)
+            drive_all([Run(config, shop, folder, shared.one()) for folder, config in part], shop)
     _report(folders, out / "report.html")
     return [json.loads((folder / "summary.json").read_text()) for folder in folders]

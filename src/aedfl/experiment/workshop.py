@@ -67,14 +67,15 @@ SMALL = 1e5
 class Workshop:
     """Builds benches once per setting, and simulations on them, all on one queue.
 
-    With `engine.ray`, the work is done by actors, which leaving the workshop gives back.
+    With `engine.ray`, the work is done by actors, which leaving the workshop gives back; not those of a `pool`
+    that was given, which may serve the next one too.
     """
 
-    def __init__(self, own: Own | None = None) -> None:
+    def __init__(self, own: Own | None = None, pool: Pool | None = None) -> None:
         self.own = own or Own()
         self.queue = Queue()
         self.placement: Placement | None = None
-        self.pool: Pool | None = None
+        self.pool, self._lent = pool, pool is not None
         self._remotes: list[Remote] = []
         self._benches: dict[str, Bench] = {}
 
@@ -82,7 +83,9 @@ class Workshop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.pool is not None:
+        for remote in self._remotes:
+            remote.forget()
+        if self.pool is not None and not self._lent:
             self.pool.close()
 
     @property

@@ -30,6 +30,8 @@ Make = Callable[[], Any]
 """Builds, inside an actor, what work is done with; its field `task` says on which device."""
 Work = Callable[[Any, list[Job]], Rows]
 """A job's results must not depend on the other jobs of the call."""
+Shared = tuple[str, list[Any]]
+"""The name of a `Make`, and its reference in a list."""
 
 LOST = (
     exceptions.RayActorError,
@@ -63,6 +65,10 @@ class Actor:
         shop = self._made[name]
         with torch.no_grad():
             return pack(to_host(work(shop, list(unpack(jobs, shop.task.device)))))
+
+
+    def drop(self, name: str) -> None:
+        self._made.pop(name, None)
 
 
 def versions() -> dict[str, str]:
@@ -119,15 +125,14 @@ class Pool:
     def _new(self) -> Any:
         return ray.remote(**self._needs)(Actor).remote()
 
-    def share(self, make: Make) -> tuple[str, list[Any]]:
+    def share(self, make: Make) -> Shared:
         """Puts a `Make` where every actor can fetch it: once per machine, arrays in shared memory."""
-        for name, module in list(sys.modules.items()):
-            if name.startswith(BY_PATH):
-                ray.cloudpickle.register_pickle_by_value(module)
+        _carry_users_modules()
         return str(next(self._number)), [ray.put(make)]
 
-    def run(self, shared: tuple[str, list[Any]], work: Work, jobs: Sequence[Job], costs: Sequence[float]) -> Rows:
+    def run(self, shared: Shared, work: Work, jobs: Sequence[Job], costs: Sequence[float]) -> Rows:
         """The results of `jobs`, in their order, from all actors; what dies with one is run again."""
+        _carry_users_modules()
         shares = split(costs, len(self.actors))
         parcels = [pack([jobs[number] for number in share]) for share in shares]
         tries = [0] * len(shares)
@@ -156,7 +161,7 @@ class Pool:
     def _instead(self, dead: Any, tries: int, jobs: int, error: Exception) -> Any:
         """A new actor in the place of a dead one, or another one where there is no room for it any more."""
         if tries >= TRIES:
-            raise AedflError(f"{jobs} jobs were run {tries} times, and their Ray actor died each time: {_line(error)}")
+            raise AedflError(f"Ray actors died with the same {jobs} jobs in all of {tries} tries: {_line(error)}")
         ray.kill(dead)
         log.warning("a Ray actor died; its %d jobs are run again", jobs)
         if dead in self.actors:
@@ -167,6 +172,11 @@ class Pool:
         if not self.actors:
             raise AedflError(f"every Ray actor at {self.address} has died, and there is no room for a new one")
         return self.actors[-1]
+
+    def drop(self, shared: Shared) -> None:
+        """The work that needed it is done."""
+        for actor in self.actors:
+            actor.drop.remote(shared[0])
 
     def close(self) -> None:
         """Gives the GPUs or cores back."""
@@ -191,7 +201,8 @@ def connect(address: str) -> None:
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, SystemExit) as error:
-        raise UserError(f"engine.ray = '{address}': no Ray cluster could be joined: {_line(error)}") from error
+        hint = "" if address == "auto" else "; is it a head node's port, and is RAY_AUTH_TOKEN the cluster's token?"
+        raise UserError(f"engine.ray = '{address}': no Ray cluster was joined: {_line(error)}{hint}") from error
 
 
 def _reach(address: str) -> None:
@@ -204,6 +215,13 @@ def _reach(address: str) -> None:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"engine.ray = '{address}': no Ray cluster answers there: {reason}") from None
+
+
+def _carry_users_modules() -> None:
+    """A class of a user's file, a model's or an op's, goes by value: no other process can import it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(BY_PATH):
+            ray.cloudpickle.register_pickle_by_value(module)
 
 
 def _check(started: Any) -> None:

@@ -36,6 +36,10 @@ class Remote:
         self.pool, self.task = pool, task
         self._shared = pool.share(partial(_equipped, equip, bare, *arrays))
 
+    def forget(self) -> None:
+        """Lets the actors drop the task."""
+        self.pool.drop(self._shared)
+
     def run(self, work: Callable[[Any, list[Job]], Rows], jobs: Sequence[Job], costs: Sequence[float]) -> Rows:
         rows = self.pool.run(self._shared, work, jobs, costs)
         return [tuple(tensor.to(self.task.device) for tensor in row) for row in rows]
