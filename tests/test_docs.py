@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.core import TyperGroup
 
 from aedfl.cli import app
 from aedfl.experiment.config import load
@@ -75,6 +76,8 @@ def check(args: list[str]) -> None:
     if args[0].startswith("-"):
         return
     command = group.commands[args[0]]  # type: ignore[attr-defined]
+    while isinstance(command, TyperGroup):
+        command, args = command.commands[args[1]], args[1:]
     given = command.make_context(args[0], args[1:]).params
     if args[0] in ("run", "compare") and not str(given.get("source")).endswith(".toml"):
         load(given.get("source") or "digits", given.get("overrides") or [])

@@ -27,7 +27,8 @@ def chart(series: Sequence[Series], x: Axis, y: Axis, title: str, target: float 
     goal = _goal(plot, target) if target is not None and y.lo <= target <= y.hi else ""
     drawn = [line(plot, one, number) for number, one in enumerate(series)]
     rows = [_key(plot.width + 6, plot.top + 8 + 19 * number, number, one.name) for number, one in enumerate(series)]
-    width, height = plot.width + 150, max(plot.height, plot.top + 19 * len(series) + 10)
+    width = plot.width + 60 + 8 * max((len(one.name) for one in series), default=0)
+    height = max(plot.height, plot.top + 19 * len(series) + 10)
     return (
         svg.tag(
             "svg",

@@ -23,16 +23,25 @@ BASE = "aedfl-0"
 
 def curves(aim: Target, stand: Standing, store: Store, wish: Wish) -> str:
     """Accuracy of the mean model over virtual time, a line per method and value; empty when there is nothing yet."""
-    lines = []
-    for value, swept in aim.values.items():
-        for method in aim.methods:
-            found = records_of(store, stand.setting, method, swept, wish)
-            name = f"{title(method)}, {value}" if len(aim.values) > 1 else title(method)
-            lines += [_line(name, found, stand.until)] if found else []
+    lines = [line for method in aim.methods for line in _lines(aim, method, stand, store, wish)]
     if not lines:
         return ""
     y = fitted(np.concatenate([line.y for line in lines]), "Accuracy of the mean model", zero=True)
     return chart(lines, time_axis(stand.until), y, _title(aim, stand), stand.target)
+
+
+def _lines(aim: Target, method: str, stand: Standing, store: Store, wish: Wish) -> list[Series]:
+    """A method's lines; one only where what is varied does not concern it."""
+    found = {value: records_of(store, stand.setting, method, swept, wish) for value, swept in aim.values.items()}
+    distinct: dict[tuple[str, ...], tuple[str, list[Record]]] = {}
+    for value, records in found.items():
+        if records:
+            distinct.setdefault(tuple(record["config"] for record in records), (value, records))
+    alone = len(aim.values) == 1 or (len(distinct) == 1 and all(found.values()))
+    return [
+        _line(title(method) if alone else f"{title(method)}, {value}", records, stand.until)
+        for value, records in distinct.values()
+    ]
 
 
 def _line(name: str, records: Sequence[Record], until: float) -> Series:

@@ -28,7 +28,14 @@ QUICK = "quick"
 """Among changes, stands for all those that make a run small."""
 
 OPTIONS = ("stop.virtual_seconds", "seed", "method", "engine.device", "data.directory")
-WITHOUT_EFFECT = ("engine.lookahead", "engine.threads", "engine.cache_budget_mib", "record.")
+WITHOUT_EFFECT = (
+    "engine.lookahead",
+    "engine.threads",
+    "engine.cache_budget_mib",
+    "engine.ray",
+    "engine.actors",
+    "record.",
+)
 
 Tuned = Mapping[str, Mapping[str, Any]]
 """Frozen keys of each method in one setting."""

@@ -78,6 +78,7 @@ class Pool(Generic[Tag]):
     clock: Clock = field(default_factory=Clock)
     at_once: int = 24
     progress: Progress = field(default_factory=Silent)
+    say: Callable[[str], None] = print
     checkpoints: Path | None = None
     """Where run folders are kept, from which an unfinished run goes on another time."""
     _round: float = 0.0
@@ -95,25 +96,36 @@ class Pool(Generic[Tag]):
 
     def _sitting(self, waiting: deque[tuple[Tag, RunConfig]], together: Together) -> list[tuple[Tag, RunConfig]]:
         """Runs until nothing waits, or the time is up; jobs of a batch that failed come back, to be tried in halves."""
-        workshop = Workshop()
         active: list[_Active[Tag]] = []
         try:
-            while (waiting or active) and self.clock.left > self._round:
-                began = self.clock.elapsed
-                while waiting and len(active) < self.at_once:
-                    active += self._start(*waiting.popleft(), workshop, together)
-                active = [one for one in active if self._step(one)]
-                workshop.queue.flush()
-                active = self._finished(active)
-                self._round = self.clock.elapsed - began
+            with Workshop() as workshop:
+                self._drive(active, waiting, workshop, together)
+        except UserError:
+            raise
         except Exception as error:
             return self._failed(active, error)
         finally:
             for one in active:
                 self._cut(one)
             active.clear()
-            free(workshop)
+            free()
         return []
+
+    def _drive(
+        self,
+        active: list[_Active[Tag]],
+        waiting: deque[tuple[Tag, RunConfig]],
+        workshop: Workshop,
+        together: Together,
+    ) -> None:
+        while (waiting or active) and self.clock.left > self._round:
+            began = self.clock.elapsed
+            while waiting and len(active) < self.at_once:
+                active += self._start(*waiting.popleft(), workshop, together)
+            active[:] = [one for one in active if self._step(one)]
+            workshop.queue.flush()
+            active[:] = self._finished(active)
+            self._round = self.clock.elapsed - began
 
     def _start(self, tag: Tag, config: RunConfig, workshop: Workshop, together: Together) -> list[_Active[Tag]]:
         """The run, or nothing if it could not even begin. A person's mistake concerns all, and is theirs to know."""
@@ -159,23 +171,21 @@ class Pool(Generic[Tag]):
 
     def _failed(self, active: list[_Active[Tag]], error: Exception) -> list[tuple[Tag, RunConfig]]:
         """A batch failed, and nobody knows whose fault it was: smaller batches will show."""
-        if isinstance(error, UserError):
-            raise error
         if len(active) == 1:
-            self.save(active[0].tag, active[0].outcome(False, _words(error)))
-            active.clear()
-        jobs = [(one.tag, one.config) for one in active]
-        active.clear()
-        return jobs
+            one = active.pop()
+            self.save(one.tag, one.outcome(False, _words(error)))
+            one.run.record.close()
+        elif active:
+            self.say(f"  a batch of {len(active)} runs failed ({_words(error)}); they begin anew, half as many at once")
+        return [(one.tag, one.config) for one in active]
 
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def free(workshop: Workshop) -> None:
-    """Gives the memory of a setting back before the next one begins."""
-    workshop._benches.clear()
+def free() -> None:
+    """Gives memory back before the next batch begins."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

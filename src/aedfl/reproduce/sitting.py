@@ -74,7 +74,7 @@ class Sitting:
         self.say(f"{setting(name).title}: {len(cells) - len(left)} of {len(cells)} cells done, {len(jobs)} runs to go")
         if not jobs or self.clock.left <= 0:
             return
-        pool = Pool(jobs, self._save, self.clock, self.at_once or setting(name).at_once, teller(self.say))
+        pool = Pool(jobs, self._save, self.clock, self.at_once or setting(name).at_once, teller(self.say), self.say)
         pool.checkpoints = self.checkpoints
         try:
             pool.run()
