@@ -1,8 +1,9 @@
-"""Does the simulator predict a deployment? A real run of processes, replayed on the virtual clock.
+"""Does the simulator predict a deployment? Speeds from one real run, put to the test on others.
 
-`python bench/fidelity.py --devices 8 --seconds 90`. Records a run of `aedfl up`, measures each device's mean speed
-(FLOPs of the cost model per second) and the network's seconds per message, gives those numbers and nothing else to the
-simulator, and compares update counts, staleness and accuracy.
+`python bench/fidelity.py --seeds 0,1,2`. Records a run of `aedfl up` per seed: other data for every device, other start
+values, other draws. From the first one it takes what a device of this machine needs per local update and per FLOP, and
+the seconds of a message. With those numbers and nothing else the simulator predicts each of the other runs: update
+counts, staleness of merged models, accuracy. The first run is replayed too, but that is no test: it was measured.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import argparse
 import asyncio
 import csv
 import json
+import os
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,36 @@ from aedfl.experiment.run import run as simulate
 from aedfl.net.kit import gather
 from aedfl.net.local import Local
 
+Rows = list[dict[str, Any]]
+KEYS = ("updates", "staleness", "accuracy")
 
-def record(config: RunConfig, folder: Path) -> Local:
+
+@dataclass(frozen=True)
+class Speeds:
+    """What was measured in one run, for any device of this machine."""
+
+    per_update: float
+    """Seconds of a local update beside its FLOPs: messages, state, waiting for a core."""
+    per_gigaflop: float
+    message: float
+    """Median seconds of a message."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A real run: rows of each device, transfers, and how good the mean model was."""
+
+    config: RunConfig
+    rows: list[Rows]
+    transfers: list[float]
+    accuracy: float
+    load: float
+    """Of the machine when the run began: processes of others that wanted a core."""
+
+
+def record(config: RunConfig, folder: Path) -> Recorded:
     """The real thing: every device a process on this machine, over mutual TLS."""
+    load = os.getloadavg()[0]
     local = Local(config, folder)
 
     async def carry_out() -> None:
@@ -37,75 +67,86 @@ def record(config: RunConfig, folder: Path) -> Local:
             await local.close()
 
     asyncio.run(carry_out())
-    return local
+    folders = [local.folder / f"device-{index}" for index in range(config.devices)]
+    summaries = [json.loads((place / "summary.json").read_text()) for place in folders]
+    transfers = [seconds for summary in summaries for _, seconds in summary["transfers"]]
+    rows = [list(read_rows(place / "updates.jsonl")) for place in folders]
+    return Recorded(config, rows, transfers, float(local.summary()["accuracy"]), load)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [row for row in read_rows(folder / "updates.jsonl")]
+def measure(run: Recorded) -> Speeds:
+    """A straight line through the devices' mean (FLOPs, seconds) per update; its slope at least 0."""
+    flops = np.array([np.mean([row["flops"] for row in device]) for device in run.rows])
+    seconds = np.array([np.mean([row["time"] - row["start"] for row in device]) for device in run.rows])
+    slope, start = np.polyfit(flops, seconds, 1)
+    if slope < 0 or start < 0:
+        slope, start = float(np.sum(seconds * flops) / np.sum(flops**2)), 0.0
+    return Speeds(float(start), float(slope) * 1e9, float(np.median(run.transfers)) if run.transfers else 0.0)
 
 
-def figures(updates: list[list[dict[str, Any]]], accuracy: float) -> dict[str, Any]:
-    ages = [age for device in updates for row in device for _, age in row.get("merged", ())]
-    counts = [len(device) for device in updates]
+def predict(config: RunConfig, speeds: Speeds, scratch: Path) -> dict[str, Any]:
+    """The simulator's word on that run. It knows the speeds, and how many samples each device has."""
+    kit = gather(config)
+    assert kit.rows is not None
+    samples = np.array([len(own) for own in kit.rows.train]) * config.training.epochs
+    mean = costs.training(kit.task.macs, float(samples.mean()))
+    seconds = []
+    for count in samples:
+        own = costs.training(kit.task.macs, float(count))
+        seconds.append(mean * (speeds.per_update + speeds.per_gigaflop * own / 1e9) / own)
+    path = scratch / "speeds.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(enumerate(seconds))
+    table = config.model_dump()
+    table["fleet"] = {"speeds": str(path)}
+    table["links"] = {"latency": speeds.message, "bandwidth": float("inf"), "server_bandwidth": float("inf")}
+    table["evaluation"] = {"every": config.stop.virtual_seconds}
+    summary = simulate(RunConfig.model_validate(table), scratch / "simulated")
+    found = read_rows(scratch / "simulated" / "updates.jsonl")
+    each = [[row for row in found if row["device"] == index] for index in range(config.devices)]
+    return figures(each, summary["accuracy"])
+
+
+def figures(rows: list[Rows], accuracy: float) -> dict[str, Any]:
+    ages = [age for device in rows for row in device for _, age in row.get("merged", ())]
+    counts = [len(device) for device in rows]
     return {
         "updates": sum(counts), "updates_of_each": counts, "staleness": float(np.mean(ages)) if ages else 0.0,
         "merged_models": len(ages), "accuracy": accuracy,
     }  # fmt: skip
 
 
-def measured(updates: list[list[dict[str, Any]]], update: float) -> list[float]:
-    """Seconds of an update of so many FLOPs at each device's mean speed, which is how the simulator states speeds."""
-    speeds = [
-        sum(row["flops"] for row in device) / sum(row["time"] - row["start"] for row in device) for device in updates
-    ]  # fmt: skip
-    return [update / speed for speed in speeds]
-
-
-def replay(config: RunConfig, seconds: list[float], latency: float, scratch: Path) -> dict[str, Any]:
-    speeds = scratch / "speeds.csv"
-    with speeds.open("w", newline="") as file:
-        csv.writer(file).writerows(enumerate(seconds))
-    table = config.model_dump()
-    table["fleet"] = {"speeds": str(speeds)}
-    table["links"] = {"latency": latency, "bandwidth": float("inf"), "server_bandwidth": float("inf")}
-    table["evaluation"] = {"every": config.stop.virtual_seconds}
-    replayed = RunConfig.model_validate(table)
-    summary = simulate(replayed, scratch / "simulated")
-    found = read_rows(scratch / "simulated" / "updates.jsonl")
-    each = [[row for row in found if row["device"] == index] for index in range(config.devices)]
-    return figures(each, summary["accuracy"])
+def compare(run: Recorded, speeds: Speeds) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        simulated = predict(run.config, speeds, Path(scratch))
+    real = figures(run.rows, run.accuracy)
+    difference = {key: (simulated[key] - real[key]) / real[key] if real[key] else 0.0 for key in KEYS}
+    return {
+        "seed": run.config.seed, "load_before": run.load, "own_speeds": asdict(measure(run)), "real": real,
+        "simulated": simulated, "relative_difference": difference,
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--method", default="aedfl")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", default="0,1,2", help="the first run is measured, the others are predicted")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    config = load(
-        "digits", method=given.method, devices=given.devices, seed=given.seed,
-        stop={"virtual_seconds": given.seconds, "updates": "none", "target_accuracy": "none"},
-    )  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        local = record(config, Path(scratch) / "real")
-        summary = local.summary()
-        folders = [local.folder / f"device-{index}" for index in range(given.devices)]
-        updates = [rows(folder) for folder in folders]
-        kit = gather(config)
-        assert kit.rows is not None
-        samples = float(np.mean([len(own) for own in kit.rows.train])) * config.training.epochs
-        seconds = measured(updates, costs.training(kit.task.macs, samples))
-        transfers = [t for folder in folders for t in json.loads((folder / "summary.json").read_text())["transfers"]]
-        latency = float(np.median([taken for _, taken in transfers])) if transfers else 0.0
-        real = figures(updates, summary["accuracy"])
-        simulated = replay(config, seconds, latency, Path(scratch))
-    keys = ("updates", "staleness", "accuracy")
-    difference = {key: (simulated[key] - real[key]) / real[key] if real[key] else 0.0 for key in keys}
+    runs = []
+    for seed in (int(part) for part in given.seeds.split(",")):
+        config = load(
+            "digits", method=given.method, devices=given.devices, seed=seed,
+            stop={"virtual_seconds": given.seconds, "updates": "none", "target_accuracy": "none"},
+        )  # fmt: skip
+        with tempfile.TemporaryDirectory() as scratch:
+            runs.append(record(config, Path(scratch) / "real"))
+    speeds = measure(runs[0])
     found = {
-        "method": given.method, "seconds": given.seconds, "measured_update_seconds": seconds,
-        "measured_message_seconds": latency, "real": real, "simulated": simulated, "relative_difference": difference,
+        "method": given.method, "seconds": given.seconds, "devices": given.devices, "measured": asdict(speeds),
+        "replayed": compare(runs[0], speeds), "predicted": [compare(run, speeds) for run in runs[1:]],
     }  # fmt: skip
     text = json.dumps(found, indent=2)
     print(text)

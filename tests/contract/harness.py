@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aedfl.context import Program
+from aedfl.context import Context, Program
 from aedfl.graph import Job, Op
 
 Note = Callable[[Any], None]
@@ -44,6 +45,15 @@ class Harness(Protocol):
         `Context.running`. `changes` says when, in units, a device has a "join", a "crash" or a "leave"; a
         device that it does not name is there from the beginning.
         """
+
+
+def noting(program: Program, notes: Notes) -> Program:
+    """The program with a `note` in the place of hyper-parameters; what it notes is kept as it was."""
+
+    async def noted(ctx: Context, _: Any) -> None:
+        await program(ctx, lambda thing: notes.setdefault(ctx.index, []).append(deepcopy(thing)))
+
+    return noted
 
 
 def lapse(harness: Harness, seconds: float) -> float:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import pytest
 
-from aedfl.context import SERVER, Context, Program
-from contract.harness import Harness, Notes
+from aedfl.context import SERVER, Program
+from contract.harness import Harness, Notes, noting
 from contract.suite import CHECKS
 from sim.worlds import world
 
@@ -42,7 +41,7 @@ class SimHarness:
         self, device: Program, server: Program | None, units: float, journal: list[Any], replay: bool, **settings: Any
     ) -> Notes:
         notes: Notes = {}
-        programs = (_noting(device, notes), server and _noting(server, notes))
+        programs = (noting(device, notes), server and noting(server, notes))
         made = world(*programs, lookahead=self.lookahead, **settings)
         if replay:
             made.sim.work.replaying = True
@@ -52,13 +51,6 @@ class SimHarness:
         made.run(units * self.unit)
         assert not replay or next(made.sim.journal.answers, None) is None
         return {index: notes.get(index, []) for index in range(SERVER if server else 0, made.sim.devices)}
-
-
-def _noting(program: Program, notes: Notes) -> Program:
-    async def noting(ctx: Context, _: Any) -> None:
-        await program(ctx, lambda thing: notes.setdefault(ctx.index, []).append(deepcopy(thing)))
-
-    return noting
 
 
 @pytest.mark.parametrize("lookahead", [1, 256])

@@ -24,10 +24,13 @@ def test_the_line_shows_time_accuracy_updates_and_rate(total: float | None, show
 
 
 def test_one_run_may_follow_another_and_accuracy_may_be_unknown() -> None:
+    out = io.StringIO()
     watcher: Progress
-    for watcher in (Live(Console(file=io.StringIO(), width=140)), Silent()):
+    for watcher in (Live(Console(file=out, force_terminal=True, width=140)), Silent()):
         watcher.advance(0.0, None, 0, 0.0)
-        for _ in range(2):
-            watcher.start("a", 10.0)
+        for name in ("first run", "second run"):
+            watcher.start(name, 10.0)
             watcher.advance(1.0, None, 2, 3.0)
         watcher.finish()
+    text = out.getvalue()
+    assert text.index("first run") < text.index("second run") and "2 updates" in text and "None" not in text

@@ -27,6 +27,8 @@ from aedfl.training.evaluate import Evaluator
 from sim.worlds import tiny_rows, tiny_task
 
 BEAT = 0.1
+PATIENCE = 90.0
+"""Seconds after which something that must happen will not happen any more, however busy the machine is."""
 
 
 async def chat(ctx: Context, _: Any) -> None:
@@ -57,7 +59,7 @@ def evaluator(task: Task) -> Evaluator:
 
 def kit(settings: RunConfig, task: Task | None = None) -> Kit:
     task = task or tiny_task(max(5, settings.devices))
-    pairs = [tiny_rows(index) for index in range(5)]
+    pairs = [tiny_rows(index) for index in range(max(5, settings.devices))]
     rows: Any = SimpleNamespace(train=[own for own, _ in pairs], held_out=[held for _, held in pairs])
     rows.public = np.empty(0, dtype=np.int64)
     return Kit(settings, task, task.start, evaluator(task), rows)
@@ -109,7 +111,7 @@ class Cluster:
         await asyncio.gather(self.tasks.pop(index), return_exceptions=True)
         del self.nodes[index]
 
-    async def until(self, condition: Callable[[], Any], seconds: float = 15.0) -> None:
+    async def until(self, condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
                 for task in self.tasks.values():
@@ -165,4 +167,4 @@ async def cluster(
         await made.close()
 
 
-__all__ = ["BEAT", "SERVER", "Cluster", "chat", "cluster", "config", "kit"]
+__all__ = ["BEAT", "PATIENCE", "SERVER", "Cluster", "chat", "cluster", "config", "kit"]

@@ -23,7 +23,7 @@ from aedfl.net.link import CoordinatorAway, Refused
 from aedfl.net.members import graph
 from aedfl.net.places import advertised, check_address
 from aedfl.task import Task
-from net.cluster import cluster, config, evaluator, kit
+from net.cluster import PATIENCE, cluster, config, evaluator, kit
 from sim.worlds import tiny_task
 
 KINDS = st.sampled_from(["exponential", "ring", "random", "torus"])
@@ -62,7 +62,7 @@ def test_late_comers_and_leavers_change_the_neighbours_of_all(tmp_path: Path) ->
             assert made.nodes[2].index == 2 and made.nodes[0].context.devices == 3
             async with made.link("device-1") as link:
                 await link.leave("device-1")
-            await asyncio.wait_for(made.tasks.pop(1), 10)
+            await asyncio.wait_for(made.tasks.pop(1), PATIENCE)
             assert (tmp_path / "d1" / "model.safetensors").exists(), "it ends with its model"
             await made.until(lambda: made.nodes[0].context.in_neighbours == (2,))
             received = made.received(2)
@@ -75,22 +75,29 @@ def test_late_comers_and_leavers_change_the_neighbours_of_all(tmp_path: Path) ->
 
 
 def test_neighbours_do_not_change_within_a_local_update(tmp_path: Path) -> None:
-    seen: list[bool] = []
+    """The device has heard of the new one, but goes on with the old neighbours until its update is published."""
+    steps = asyncio.Queue[None]()
 
-    async def watchful(ctx: Any, _: Any) -> None:
+    async def stepwise(ctx: Any, _: Any) -> None:
         while ctx.running:
-            before = ctx.in_neighbours
-            await ctx.sleep(0.3)
-            seen.append(before == ctx.in_neighbours)
+            if ctx.index == 0:
+                await steps.get()
+            else:
+                await ctx.sleep(0.05)
             ctx.publish(ctx.initial())
 
     async def test() -> None:
-        async with cluster(tmp_path, tls=False, program=watchful) as made:
+        steps.put_nowait(None)
+        async with cluster(tmp_path, tls=False, program=stepwise) as made:
+            node = made.nodes[0]
             made.start(2)
-            await made.until(lambda: made.nodes[0].context.in_neighbours == (1, 2))
+            await made.until(lambda: list(node.member.view.neighbours.sources) == [1, 2])
+            assert node.context.in_neighbours == (1,) and node.context.update == 1
+            steps.put_nowait(None)
+            await made.until(lambda: node.context.update == 2)
+            assert node.context.in_neighbours == (1, 2)
 
     asyncio.run(test())
-    assert len(seen) > 2 and all(seen)
 
 
 def test_a_device_that_is_silent_for_too_long_has_left(tmp_path: Path) -> None:
@@ -115,10 +122,10 @@ def test_those_who_have_ended_do_not_wait_for_ever_for_one_that_is_away(
         stop = {"virtual_seconds": "none", "updates": 8, "target_accuracy": "none"}
         async with cluster(tmp_path, tls=False, stop=stop) as made:
             await made.kill(1)
-            summary = await asyncio.wait_for(made.tasks.pop(0), 20)
+            summary = await asyncio.wait_for(made.tasks.pop(0), PATIENCE)
             assert summary["updates"] == 8 and made.coordinator.over
             made.start(1)
-            again = await asyncio.wait_for(made.tasks.pop(1), 20)
+            again = await asyncio.wait_for(made.tasks.pop(1), PATIENCE)
             assert again["updates"] < 8, "it comes back to a run that is over, and ends with what it has"
 
     asyncio.run(test())
@@ -188,7 +195,7 @@ def test_a_second_device_of_the_same_name_is_refused_while_the_first_is_there(tm
             with pytest.raises(UserError, match="in use by another device process"):
                 made.node(1)
             await made.kill(1)
-            await asyncio.sleep(0.1 * 3 + 1.1)
+            await made.until(lambda: not made.coordinator.roster.here("device-1"))
             made.start(1, folder=tmp_path / "second")
             await made.until(lambda: made.updates(1))
             assert made.nodes[1].index == 1, "a device that was set up anew takes its place once it is silent"

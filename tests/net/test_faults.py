@@ -83,12 +83,12 @@ def test_a_partition_heals(tmp_path: Path) -> None:
             await made.until(lambda: made.received(0) > 2 and made.received(1) > 2)
             for proxy in proxies:
                 proxy.break_off()
-            await asyncio.sleep(0.3)
+            couriers = [next(iter(node.transport._couriers.values())) for node in made.nodes.values()]
+            await made.until(lambda: all(courier._failures > 1 for courier in couriers))
             received = [made.received(index) for index in (0, 1)]
             updates = [made.updates(index) for index in (0, 1)]
             await made.until(lambda: all(made.updates(i) > updates[i] + 5 for i in (0, 1)))
             assert [made.received(index) for index in (0, 1)] == received, "nothing gets through"
-            couriers = [next(iter(node.transport._couriers.values())) for node in made.nodes.values()]
             assert all(len(courier._queue) <= 2 for courier in couriers), "and little is held for later"
             for proxy in proxies:
                 proxy.mend()
@@ -103,10 +103,8 @@ def test_a_dead_neighbour_costs_its_messages_only(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster(tmp_path, devices=3, tls=False) as made:
             await made.kill(2)
-            begin, updates, received = time.monotonic(), made.updates(0), made.received(1)
-            await made.until(lambda: made.updates(0) >= updates + 10)
-            assert time.monotonic() - begin < 8.0
-            assert made.received(1) > received + 3
+            updates, received = made.updates(0), made.received(1)
+            await made.until(lambda: made.updates(0) >= updates + 10 and made.received(1) > received + 3)
             assert len(made.nodes[0].transport._couriers[2]._queue) <= 2
 
     asyncio.run(test())

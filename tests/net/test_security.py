@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 from pathlib import Path
 
 import grpc
@@ -141,7 +142,7 @@ def test_strangers_are_refused_and_nobody_is_disturbed(tmp_path: Path) -> None:
             )  # fmt: skip
             call = channel.unary_unary(f"/{SERVICE}/Settings", lambda m: m.SerializeToString(), Receipt.FromString)
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call(Ask(protocol=1), timeout=3)
+                await call(Ask(protocol=1), timeout=60)
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
             await channel.close()
             link = Link(f"127.0.0.1:{made.nodes[0].transport.port}", made.security("device-2"))
@@ -159,7 +160,7 @@ def test_tokens_let_in_whom_they_should(tmp_path: Path) -> None:
         async with cluster(tmp_path, start=False) as made:
             ledger = made.coordinator.ledger
             once, late = ledger.new_token(1.0, 1), ledger.new_token(-0.01, 5)
-            for token, match in (("", "token is needed"), ("guess", "not one of this run"), (late, "expired 3. s ago")):
+            for token, match in (("", "token is needed"), ("guess", "not one of this run"), (late, r"expired \d+ s")):
                 async with made.link("device-0") as link:
                     with pytest.raises(Refused, match=match):
                         await link.join(made.join_request("device-0", token=token))
@@ -211,7 +212,7 @@ def test_a_replaced_certificate_is_no_use_to_whoever_has_its_key(tmp_path: Path)
             )
             call = channel.stream_unary(SEND, None, Receipt.FromString)
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
-                await call(iter([b"x"]), timeout=2)
+                await call(iter([b"x"]), timeout=60)
             await channel.close()
 
     together(test())
@@ -336,10 +337,13 @@ def test_the_coordinator_takes_nothing_as_large_as_a_model(tmp_path: Path) -> No
     together(test())
 
 
-def test_a_rate_has_a_burst_and_a_limit() -> None:
+def test_a_rate_has_a_burst_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     bucket = Bucket(10.0)
-    assert sum(bucket.take(1) for _ in range(100)) in (10, 11)
-    assert not bucket.take(5)
+    assert sum(bucket.take(1) for _ in range(100)) == 10
+    now = 0.5
+    assert sum(bucket.take(1) for _ in range(100)) == 5
     whole = Bucket(10.0)
     assert whole.take(1000), "what is larger than a burst passes when nothing else did"
     assert not whole.take(1)

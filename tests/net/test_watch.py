@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from aedfl.errors import UserError
 from aedfl.net.protocol_pb2 import Member, Report, Status, View
 from aedfl.net.watch import Watch, describe, metrics
-from net.cluster import cluster
+from net.cluster import PATIENCE, cluster
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -70,7 +70,7 @@ def test_the_server_understands_get_and_nothing_else(tmp_path: Path) -> None:
 
 async def until(page: Any, condition: str) -> None:
     """Asked from outside: the page's own policy forbids to evaluate strings in it."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE):
         while not await page.evaluate(condition):  # noqa: ASYNC110 (it happens in another process)
             await asyncio.sleep(0.1)
 
@@ -132,7 +132,7 @@ def test_it_can_be_read_by_any_client(tmp_path: Path) -> None:
             port = await watch.start("127.0.0.1:0")
             await made.until(lambda: any(m.report.update for m in made.coordinator.status().view.members))
             text = await asyncio.to_thread(
-                lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+                lambda: urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60).read().decode()
             )
             families = {family.name for family in text_string_to_metric_families(text)}
             assert {"aedfl_up", "aedfl_updates", "aedfl_bytes_sent", "aedfl_staleness"} <= families

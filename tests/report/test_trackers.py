@@ -68,3 +68,4 @@ def test_no_trackers_is_fine(tmp_path: Path) -> None:
     trackers = make_trackers([], tmp_path, CONFIG)
     trackers.log(ROW)
     trackers.close()
+    assert not list(tmp_path.iterdir())

@@ -140,6 +140,8 @@ def test_a_method_may_have_a_hostile_name(tmp_path: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"method": "<img src=x onerror=alert(1)>"}))
     report(tmp_path, run)
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "<img" not in text and "&lt;img src=x" in text
 
 
 def test_several_runs_are_compared(tmp_path: Path) -> None:

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from math import floor
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..context import Context
-from ..graph import Op
+from ..graph import Job, Op, Value
 from ..sparsity import ChannelGroups
-from .aedfl import Hyper, State, take_out
+from ..task import Task
+from .aedfl import Hyper, State, local_updates, take_out
 
 GROUND = Hyper(selection=False, weighting=False, pruning=False)
 """AEDFL-0."""
+
+
+Cutter = Callable[[Context, State], Coroutine[Any, Any, dict[str, Any]]]
+"""Gives the state a pruned model; metrics for the record."""
+
+
+async def prune_once(ctx: Context, update: int, cutter: Cutter) -> None:
+    """AEDFL-0 with one cut, after so many local updates."""
+
+    async def prune(ctx: Context, _: Any, state: State, weights: Value) -> dict[str, Any]:
+        if ctx.update != update or not ctx.task.groups.count:
+            return {"prune_rate": state.rate}
+        return await cutter(ctx, state)
+
+    await local_updates(ctx, GROUND, prune)
+
+
+@dataclass(frozen=True)
+class Cut(Op):
+    """Prunes one model after the other; jobs begin with its vector, results are as `outcome`."""
+
+    task: Task
+    outputs: ClassVar[int] = 5
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [self.one(*job) for job in jobs]
+
+    @abstractmethod
+    def one(self, vector: Tensor, *args: Any) -> tuple[Tensor, ...]: ...
 
 
 async def cut(ctx: Context, state: State, op: Op, *args: Any, flops: float) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from ..sparsity.objective import flat_loss
 from ..sparsity.rate import gap_rate, lipschitz
 from ..task import Task
 from ..training.plan import Indices
-from ._pruning import GROUND, cut, lowest_go, outcome
-from .aedfl import MESSAGES, State, local_updates
+from ._pruning import Cut, cut, lowest_go, outcome, prune_once
+from .aedfl import MESSAGES, State
 from .hrank import batches, rank_flops, ranks_of
 
 
@@ -88,16 +88,10 @@ class GapRate(Op):
 
 
 @dataclass(frozen=True)
-class AdaptiveCut(Op):
-    """Jobs are (vector, rows [batches, size], rates, their weights); results as `outcome`."""
+class AdaptiveCut(Cut):
+    """Jobs are (vector, rows [batches, size], rates, their weights)."""
 
-    task: Task
-    outputs: ClassVar[int] = 5
-
-    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [self._one(*job) for job in jobs]
-
-    def _one(
+    def one(
         self, vector: Tensor, rows: Sequence[Indices], rates: Sequence[Tensor], weights: Sequence[float]
     ) -> tuple[Tensor, ...]:
         groups = self.task.groups
@@ -149,9 +143,7 @@ async def device(ctx: Context, hyper: Hyper) -> None:
     for other in ctx.out_neighbours:
         ctx.send(other, kind="labels", counts=tuple(labels[ctx.index]))
 
-    async def prune(ctx: Context, _: Any, state: State, weights: Value) -> dict[str, Any]:
-        if ctx.update != hyper.update or not ctx.task.groups.count:
-            return {"prune_rate": state.rate}
+    async def cutter(ctx: Context, state: State) -> dict[str, Any]:
         rates[ctx.index] = await own_rate(ctx, hyper, state)
         for other in ctx.out_neighbours:
             ctx.send(other, kind="rate", rate=rates[ctx.index])
@@ -164,7 +156,7 @@ async def device(ctx: Context, hyper: Hyper) -> None:
         )  # fmt: skip
         return metrics | {"raw_rate": rates[ctx.index]}
 
-    await local_updates(ctx, GROUND, prune)
+    await prune_once(ctx, hyper.update, cutter)
 
 
 async def own_rate(ctx: Context, hyper: Hyper, state: State) -> Value:

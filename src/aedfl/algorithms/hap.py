@@ -7,25 +7,22 @@ once, at a certain local update, on a sample of its data; the paper's low-rank i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import costs
 from ..context import Context, Method, option
-from ..graph import Job, Op, Value
 from ..randomness import Key, torch_seed
 from ..sparsity import ChannelGroups
 from ..sparsity.curvature import curvature, rademacher
 from ..sparsity.objective import flat_loss
 from ..sparsity.select import prune
-from ..task import Task
 from ..training.plan import Indices
-from ._pruning import GROUND, cut, outcome
-from .aedfl import MESSAGES, State, local_updates
+from ._pruning import Cut, cut, outcome, prune_once
+from .aedfl import MESSAGES, State
 
 
 @dataclass(frozen=True)
@@ -39,18 +36,13 @@ class Hyper:
 
 
 @dataclass(frozen=True)
-class TraceCut(Op):
-    """Jobs are (vector, rows, key of the probes); results as `outcome`."""
+class TraceCut(Cut):
+    """Jobs are (vector, rows, key of the probes)."""
 
-    task: Task
     rate: float
     probes: int
-    outputs: ClassVar[int] = 5
 
-    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [self._one(*job) for job in jobs]
-
-    def _one(self, vector: Tensor, rows: Indices, key: tuple[Key, ...]) -> tuple[Tensor, ...]:
+    def one(self, vector: Tensor, rows: Indices, key: tuple[Key, ...]) -> tuple[Tensor, ...]:
         task = self.task
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
         m = vector[: task.layout.parameters]
@@ -67,15 +59,13 @@ def sensitivity(m: Tensor, probes: Tensor, products: Tensor, groups: ChannelGrou
 
 
 async def device(ctx: Context, hyper: Hyper) -> None:
-    async def prune_once(ctx: Context, _: Any, state: State, weights: Value) -> dict[str, Any]:
-        if ctx.update != hyper.update or not ctx.task.groups.count:
-            return {"prune_rate": state.rate}
+    async def cutter(ctx: Context, state: State) -> dict[str, Any]:
         rows = ctx.batch(hyper.samples, "curvature")
         op = TraceCut(ctx.task, hyper.rate, hyper.probes)
         flops = hyper.probes * costs.hessian_product(ctx.task.macs, len(rows))
         return await cut(ctx, state, op, rows, (ctx.index, ctx.update), flops=flops)
 
-    await local_updates(ctx, GROUND, prune_once)
+    await prune_once(ctx, hyper.update, cutter)
 
 
 METHOD = Method(

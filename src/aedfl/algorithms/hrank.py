@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import costs
 from ..context import Context, Method, option
-from ..graph import Job, Op, Value
 from ..sparsity.scores import feature_ranks
 from ..task import Task
 from ..training.plan import Indices
-from ._pruning import GROUND, cut, lowest_go, outcome
-from .aedfl import MESSAGES, State, local_updates
+from ._pruning import Cut, cut, lowest_go, outcome, prune_once
+from .aedfl import MESSAGES, State
 
 
 @dataclass(frozen=True)
@@ -34,17 +33,12 @@ class Hyper:
 
 
 @dataclass(frozen=True)
-class RankCut(Op):
-    """Jobs are (vector, rows [batches, size]); results as `outcome`."""
+class RankCut(Cut):
+    """Jobs are (vector, rows [batches, size])."""
 
-    task: Task
     rate: float
-    outputs: ClassVar[int] = 5
 
-    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [self._one(*job) for job in jobs]
-
-    def _one(self, vector: Tensor, rows: Sequence[Indices]) -> tuple[Tensor, ...]:
+    def one(self, vector: Tensor, rows: Sequence[Indices]) -> tuple[Tensor, ...]:
         groups = self.task.groups
         ranks = ranks_of(self.task, vector, rows)
         return outcome(groups, lowest_go(ranks, groups, dict.fromkeys(groups.layers, self.rate)))
@@ -69,13 +63,11 @@ def rank_flops(macs: float, rows: Sequence[Indices]) -> float:
 
 
 async def device(ctx: Context, hyper: Hyper) -> None:
-    async def prune(ctx: Context, _: Any, state: State, weights: Value) -> dict[str, Any]:
-        if ctx.update != hyper.update or not ctx.task.groups.count:
-            return {"prune_rate": state.rate}
+    async def cutter(ctx: Context, state: State) -> dict[str, Any]:
         rows = batches(ctx, hyper.batches)
         return await cut(ctx, state, RankCut(ctx.task, hyper.rate), rows, flops=rank_flops(ctx.task.macs, rows))
 
-    await local_updates(ctx, GROUND, prune)
+    await prune_once(ctx, hyper.update, cutter)
 
 
 METHOD = Method(

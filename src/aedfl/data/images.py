@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -54,10 +55,8 @@ def decode(blobs: Sequence[bytes], look: Look, first: int = 0, where: str = "the
 def _open(blob: bytes, known: str | None) -> Image.Image:
     """Tries the format of the image before first: asking every format costs more than decoding."""
     if known is not None:
-        try:
+        with suppress(UnidentifiedImageError):  # of another format than the one before it
             return Image.open(BytesIO(blob), formats=(known,))
-        except UnidentifiedImageError:
-            pass
     return Image.open(BytesIO(blob))
 
 

@@ -207,7 +207,7 @@ class Courier:
                 await call.done_writing()
             self._offered(stamp, frame)
         except asyncio.InvalidStateError:
-            pass  # the receiver has answered before the end: it does not want the rest
+            log.debug("the receiver answered before the end: it does not want the rest", extra={"event": "early"})
         except TimeoutError:
             call.cancel()
             raise

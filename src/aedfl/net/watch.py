@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from importlib.resources import files
 from typing import Any
@@ -18,6 +19,7 @@ from .coordinator import Coordinator
 from .places import is_loopback
 from .protocol_pb2 import Member, Status
 
+log = logging.getLogger(__name__)
 _METRICS: tuple[tuple[str, str, str], ...] = (
     ("update", "aedfl_updates_total", "Local updates finished"),
     ("loss", "aedfl_loss", "Training loss of the last local update"),
@@ -71,8 +73,8 @@ class Watch:
                 async with asyncio.timeout(PATIENCE):
                     writer.write(self._answer(await reader.readuntil(b"\r\n\r\n")))
                     await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # a client that does not speak HTTP, or not fast enough
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError) as error:
+            log.debug("a client of the page was hung up on: %r", error, extra={"event": "page"})
         finally:
             self._open -= 1
             writer.close()
