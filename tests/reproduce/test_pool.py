@@ -1,0 +1,158 @@
+"""Many runs in one batch: each one's curve is its own, whatever happens to the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aedfl.errors import UserError
+from aedfl.experiment.config import RunConfig
+from aedfl.experiment.progress import Silent
+from aedfl.experiment.run import Run, drive_all
+from aedfl.experiment.workshop import Workshop
+from aedfl.graph import Queue
+from aedfl.reproduce.plan import Cell, Wish, cell
+from aedfl.reproduce.pool import Clock, Outcome, Pool
+from reproduce.fakes import tiny
+
+BROKEN = """
+from dataclasses import dataclass
+from aedfl.context import Method
+
+@dataclass(frozen=True)
+class Hyper: ...
+
+async def device(ctx, hyper):
+    for _ in range(3):
+        await ctx.train(ctx.initial())
+    raise ValueError("this method gives up")
+
+METHOD = Method("broken", "fails", Hyper(), device)
+"""
+
+
+def alone(config: RunConfig) -> list[dict[str, Any]]:
+    with Workshop() as workshop:
+        run = Run(config, workshop, None, Silent())
+        drive_all([run], workshop)
+    return list(run.record.read("metrics"))
+
+
+class Countdown(Clock):
+    """Is up after so many batches."""
+
+    def __init__(self, batches: int) -> None:
+        super().__init__()
+        self.batches = batches
+
+    @property
+    def left(self) -> float:
+        self.batches -= 1
+        return 1e9 if self.batches > 0 else 0.0
+
+
+def pooled(cells: list[Cell], **options: Any) -> dict[int, Outcome]:
+    found: dict[int, Outcome] = {}
+    Pool([(i, cell.config) for i, cell in enumerate(cells)], found.__setitem__, **options).run()
+    return found
+
+
+@pytest.fixture(scope="module")
+def cells() -> list[Cell]:
+    return [tiny("fedavg"), tiny("aedfl-0"), tiny("fedbuff", seed=2)]
+
+
+@pytest.fixture(scope="module")
+def curves(cells: list[Cell]) -> list[list[dict[str, Any]]]:
+    return [alone(cell.config) for cell in cells]
+
+
+def test_curves_are_those_of_single_runs(cells: list[Cell], curves: list[Any]) -> None:
+    found = pooled(cells, at_once=2)
+    assert [found[i].rows for i in range(3)] == curves
+    assert all(one.complete and not one.error for one in found.values())
+
+
+def test_when_the_time_is_up_runs_leave_what_they_have(cells: list[Cell], curves: list[Any]) -> None:
+    found = pooled(cells, clock=Countdown(7))
+    assert found
+    for i, one in found.items():
+        assert not one.complete and not one.error
+        assert 1 < len(one.rows) < len(curves[i])
+        assert one.rows == curves[i][: len(one.rows)]
+
+
+def test_no_batch_begins_that_would_not_end_in_time(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("aedfl.reproduce.pool.time.monotonic", lambda: now[0])
+    flush, flushed = Queue.flush, []
+
+    def slow(queue: Queue) -> None:
+        flushed.append(now[0])
+        flush(queue)
+        now[0] += 25.0
+
+    monkeypatch.setattr(Queue, "flush", slow)
+    pooled(cells, clock=Clock(minutes=1.4))
+    assert flushed == [0.0, 25.0, 50.0], "a fourth one would end at 100 s, past the 84 s there are"
+
+
+def test_one_that_fails_leaves_its_error_and_the_others_go_on(
+    cells: list[Cell], curves: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    bad = tiny(str(tmp_path / "broken.py"))
+    found = pooled([cells[0], bad, cells[1]])
+    assert "gives up" in found[1].error
+    assert not found[1].complete
+    assert [found[0].rows, found[2].rows] == curves[:2]
+
+
+def test_a_batch_too_large_is_tried_in_halves(
+    cells: list[Cell], curves: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, said = Queue.flush, list[str]()
+    pool: Pool[int]
+
+    def small_memory(queue: Queue) -> None:
+        if pool.at_once > 1:
+            raise RuntimeError("out of memory")
+        flush(queue)
+
+    monkeypatch.setattr(Queue, "flush", small_memory)
+    found: dict[int, Outcome] = {}
+    jobs = [(i, cell.config) for i, cell in enumerate(cells)]
+    pool = Pool(jobs, found.__setitem__, at_once=3, say=said.append)
+    pool.run()
+    assert [found[i].rows for i in range(3)] == curves
+    assert "out of memory" in said[0]
+
+
+def test_a_batch_of_one_that_fails_is_that_runs_fault(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(queue: Queue) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(Queue, "flush", never)
+    found = pooled(cells, at_once=2, say=lambda line: None)
+    assert {one.error for one in found.values()} == {"RuntimeError: out of memory"}
+    assert len(found) == 3
+
+
+def test_unfinished_runs_go_on_from_their_checkpoints(tmp_path: Path) -> None:
+    one = tiny("aedfl-0", changes=("record.checkpoint_seconds=1e-9",))
+    first = pooled([one], clock=Countdown(9), checkpoints=tmp_path)
+    assert not first[0].complete
+    (folder,) = tmp_path.iterdir()
+    assert list((folder / "checkpoints").iterdir())
+    again = pooled([one], checkpoints=tmp_path)
+    assert again[0].complete
+    assert again[0].rows == alone(one.config)
+    assert not list(tmp_path.iterdir()), "nothing is left of a finished run"
+
+
+def test_a_persons_mistake_is_no_cells_failure(tmp_path: Path) -> None:
+    missing = cell("emnist-lenet", "fedavg", 1, Wish(data=str(tmp_path)), (), "table1", {})
+    with pytest.raises(UserError, match="emnist"):
+        pooled([missing])

@@ -1,0 +1,75 @@
+"""What is published in results/ follows from its records, and a record follows from its command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from aedfl.cli import app
+from aedfl.reproduce import publish, tune
+from aedfl.reproduce.plan import FIRST_SEED, Wish, targets
+from aedfl.reproduce.records import CURVE, Store, key_of
+
+RESULTS = Path(__file__).parents[2] / "results"
+STORE = Store(RESULTS / "records")
+FILES = publish.everything(STORE)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_published_file_is_what_its_records_say(name: str) -> None:
+    assert (RESULTS / name).read_text(encoding="utf-8") == FILES[name], "write it anew: aedfl reproduce tables"
+
+
+def test_nothing_is_published_without_records() -> None:
+    there = {
+        path.relative_to(RESULTS).as_posix() for kind in ("tables", "figures") for path in (RESULTS / kind).rglob("*")
+    }
+    assert there <= set(FILES)
+
+
+def test_frozen_values_are_what_the_trials_say(tmp_path: Path) -> None:
+    store = Store(RESULTS / "tuning")
+    store.folder = tmp_path
+    for path in (RESULTS / "tuning").glob("*.json"):
+        content = json.loads(path.read_text())
+        assert tune.freeze(path.stem, store, content["until"], content["trials"], Wish()) == content
+
+
+def test_records_are_whole_and_of_fresh_seeds() -> None:
+    for record in STORE:
+        assert FIRST_SEED <= record["seed"] < tune.seed()
+        assert {"command", "config", "code", "device", "torch", "when"} <= set(record), key_of(record)
+        assert "data.validation" not in "".join(record["changes"])
+        if "curve" in record:
+            assert set(record["curve"]) == set(CURVE)
+            assert record["curve"]["time"][-1] == pytest.approx(record["reached"], abs=1e-3)
+    for record in Store(RESULTS / "tuning"):
+        assert record["seed"] == tune.seed()
+        assert any(change.startswith("data.validation=") for change in record["changes"])
+
+
+def test_every_record_can_be_run_again_by_its_command() -> None:
+    for record in [*STORE, *Store(RESULTS / "tuning")]:
+        program, group, name, *_ = shlex.split(record["command"])
+        assert (program, group) == ("aedfl", "reproduce")
+        assert name in targets() or name == tune.TARGET
+
+
+def test_a_cheap_cell_comes_out_as_published(tmp_path: Path) -> None:
+    """Re-runs the cheapest record; another processor may round the last bits differently, and no more."""
+    (published,) = [record for record in STORE if record["setting"] == "digits-cnn"]
+    _, *args = shlex.split(published["command"])
+    result = CliRunner().invoke(app, [*args, "--out", str(tmp_path), "--device", "cpu"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    (again,) = Store(tmp_path / "records")
+    assert again["config"] == published["config"]
+    assert again["curve"]["time"] == published["curve"]["time"]
+    assert again["curve"]["updates"] == published["curve"]["updates"]
+    assert again["curve"]["bytes_sent"] == published["curve"]["bytes_sent"]
+    for column in ("accuracy", "local_accuracy"):
+        assert again["curve"][column] == pytest.approx(published["curve"][column], abs=0.02)
+    assert again["curve"]["loss"] == pytest.approx(published["curve"]["loss"], abs=0.01)

@@ -1,0 +1,170 @@
+"""Tables and figures from made-up records whose figures are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from aedfl.reproduce import figures, publish, tables
+from aedfl.reproduce.overview import gap, overview, ranking, report
+from aedfl.reproduce.plan import Wish, target
+from aedfl.reproduce.records import Record, Store
+from aedfl.reproduce.standing import ACCURACY, LOCAL, MMACS, TIME, TIME95, Standing, standing
+from reproduce.fakes import record, store_of
+
+RISING = [0.0, 0.2, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Times are 0, 1000/7, … 1000. AEDFL ends at 0.6 and 0.8, FedAvg at 0.5 and 0.4, FedProx got half-way."""
+    return store_of(
+        tmp_path,
+        record("aedfl", RISING, seed=1, mmacs=0.4),
+        record("aedfl", [0.0, 0.5, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8], seed=2, mmacs=0.6),
+        record("fedavg", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5], seed=1),
+        record("fedavg", [0.0, 0.1, 0.2, 0.3, 0.4, 0.3, 0.4, 0.5], seed=2),
+        record("fedprox", RISING, seed=1, end=500.0, complete=False, until=1000.0),
+        record("hap", RISING, seed=1, error="out of memory"),
+    )
+
+
+@pytest.fixture
+def stand(store: Store) -> Standing:
+    return standing(target("table2"), "cifar10-lenet", store, Wish())
+
+
+def test_figures_are_means_over_seeds(stand: Standing) -> None:
+    row = stand.row("aedfl")
+    assert row is not None and row.seeds == 2
+    assert row.cells["accuracy"].mean == pytest.approx(0.7)
+    assert row.cells["accuracy"].std == pytest.approx(0.2 / 2**0.5)
+    assert stand.mean(LOCAL, "aedfl") == pytest.approx(0.35)
+    assert stand.mean(MMACS, "aedfl") == pytest.approx(0.5)
+    assert stand.mean(ACCURACY, "fedavg") == pytest.approx((0.5 + 0.4) / 2)
+    assert stand.mean(TIME, "aedfl") == pytest.approx((3 + 1) / 2 * 1000 / 7), "the first measurement with 0.5"
+    assert stand.second == pytest.approx(0.95 * 0.45)
+    assert stand.mean(TIME95, "fedavg") == pytest.approx((5 + 7) / 2 * 1000 / 7)
+    assert stand.mean(TIME, "fedavg") == pytest.approx((5 + 7) / 2 * 1000 / 7)
+
+
+def test_a_target_that_one_seed_misses_has_no_mean(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("aedfl", RISING), record("aedfl", [0.1, 0.2, 0.3], seed=2))
+    stand = standing(target("table2"), "cifar10-lenet", store, Wish())
+    assert stand.mean(TIME, "aedfl") is None
+    page = tables.page(target("table2"), [stand])
+    assert "| 429 (1 of 2) | 1,478 |" in page
+
+
+def test_half_and_failed_runs_do_not_count(stand: Standing) -> None:
+    for method in ("fedprox", "hap"):
+        row = stand.row(method)
+        assert row is not None and row.seeds == 0
+
+
+def test_curves_can_be_cut_at_a_common_time(store: Store) -> None:
+    stand = standing(target("table2"), "cifar10-lenet", store, Wish(until=500.0))
+    assert stand.mean(ACCURACY, "fedprox") == pytest.approx(0.6)
+    assert stand.mean(ACCURACY, "fedavg") == pytest.approx((0.1 + 0.2 + 0.3) / 3)
+
+
+def line_of(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.startswith(start))
+
+
+def test_markdown_has_both_accuracies_and_the_papers_numbers(stand: Standing) -> None:
+    text = tables.page(target("table2"), [stand])
+    assert "## CIFAR-10 & LeNet, 1,000 virtual seconds" in text
+    assert "| time to 0.5 (s) | paper | time to 0.427 (s) | MMACs | paper |" in text
+    assert line_of(text, "| AEDFL |") == (
+        "| AEDFL | 2 | **0.7000** ± 0.1414 | 0.6363 | **0.3500** ± 0.0707 | **286** ± 202 | 1,478 "
+        "| **286** ± 202 | **0.5** ± 0.1414 | 0.436 |"
+    )
+    assert line_of(text, "| FedProx |") == "| FedProx | · | · | 0.5317 | · | · | 14,178 | · | · | 0.652 |"
+
+
+def test_latex_says_the_same(stand: Standing) -> None:
+    text = tables.source(target("table2"), [stand])
+    assert line_of(text, "AEDFL &").startswith(r"AEDFL & 2 & \textbf{0.7000} $\pm$ 0.1414 & 0.6363 & ")
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    assert "%" not in text.split(r"\begin{tabular}")[1].replace(r"\%", "")
+
+
+def test_the_best_is_found_in_every_direction(stand: Standing) -> None:
+    assert ranking(stand, ACCURACY)[0][0] == "aedfl"
+    assert [method for method, _ in ranking(stand, TIME)] == ["aedfl", "fedavg"]
+    assert ranking(stand, MMACS)[0] == ("aedfl", pytest.approx(0.5))
+
+
+def test_the_overview_shows_who_leads_what_is_missing_and_how_to_run_it(store: Store) -> None:
+    text = overview(store)
+    assert "| CIFAR-10 & LeNet | 2 | **AEDFL 0.7000** |" in text
+    assert "| table2 | CIFAR-10 & LeNet | 4 | 45 |" in text
+    assert "- cifar10-lenet fedprox seed 1: 500 of 1,000 s" in text
+    assert "- cifar10-lenet hap seed 1: out of memory" in text
+    wanted = gap(target("fig-bandwidth"), "cifar10-lenet", store)
+    assert (wanted.missing, wanted.of) == (30 - 4, 30), "the setting as it is stands in the table already"
+    assert wanted.command == "aedfl reproduce fig-bandwidth --settings cifar10-lenet --seeds 2"
+    assert wanted.command in text
+
+
+def test_a_lost_column_shows_aedfls_rank(tmp_path: Path) -> None:
+    made = [
+        record("aedfl", [0.1, 0.2]),
+        record("fedavg", [0.1, 0.6]),
+        record("hap", [0.1, 0.3]),
+        record("port", [0, 0]),
+    ]
+    text = overview(store_of(tmp_path, *made))
+    assert "| FedAvg 0.3500 (AEDFL 0.1500, 3 of 4) |" in text
+    assert "| 4 methods 1 |" in line_of(text, "| CIFAR-10 & LeNet |") + "|"
+
+
+def test_the_list_knows_records_of_another_config(store: Store) -> None:
+    lines = report(store, {})
+    assert "  CIFAR-10 & LeNet: 4 of 45 cells done, 6 of them of another config" in lines
+
+
+def swept(method: str, change: list[str], accuracy: float) -> Record:
+    return record(method, [0.0, accuracy, accuracy, accuracy], changes=change, config=f"{method}{change}")
+
+
+def test_a_figure_says_what_the_paper_says(tmp_path: Path) -> None:
+    aim = target("fig-c")
+    scores = {"0.5": 0.50, "1": 0.51, "1.5": 0.54, "2": 0.52, "2.5": 0.51}
+    store = store_of(tmp_path, *(swept("aedfl", list(aim.values[value]), score) for value, score in scores.items()))
+    stand = standing(aim, "cifar10-lenet", store, Wish())
+    words = [[field.words for field in line] for line in figures.compared(aim, stand)]
+    assert ["best C", "1.5", "1.5"] in words
+    assert ["best against worst, points of accuracy", "+4.0", "+2.2"] in words
+    drawn = ElementTree.fromstring(figures.draw(aim, stand, store, Wish()))
+    lines = [one for one in drawn.iter() if one.get("data-name")]
+    assert [one.get("data-name") for one in lines] == ["AEDFL"]
+
+
+def test_the_ablation_is_measured_against_aedfl_without_modules(tmp_path: Path) -> None:
+    aim = target("fig-ablation")
+    store = store_of(tmp_path, record("aedfl", [0, 0.5, 0.6, 0.6, 0.6]), record("aedfl-0", [0, 0.2, 0.5, 0.5, 0.5]))
+    stand = standing(aim, "cifar10-lenet", store, Wish())
+    words = [[field.words for field in line] for line in figures.compared(aim, stand)]
+    assert ["AEDFL over AEDFL-0: accuracy, points", "+10.0", "+10.9"] in words
+    assert ["AEDFL over AEDFL-0: time to target, %", "+50.0", "+64.9"] in words
+    assert ["AEDFL-P over AEDFL-0: accuracy, points", "·", "+6.5"] in words
+
+
+def test_a_server_has_one_line_whatever_the_topology(tmp_path: Path) -> None:
+    aim = target("fig-topology")
+    made = [swept("aedfl", list(change), 0.5) for change in aim.values.values()]
+    made += [{**swept("fedavg", list(change), 0.4), "config": "same"} for change in aim.values.values()]
+    store = store_of(tmp_path, *made)
+    drawn = ElementTree.fromstring(figures.draw(aim, standing(aim, "cifar10-lenet", store, Wish()), store, Wish()))
+    names = [one.get("data-name") for one in drawn.iter() if one.get("data-name")]
+    assert names == ["AEDFL, exponential", "AEDFL, ring", "AEDFL, star", "FedAvg"]
+
+
+def test_two_hundred_devices_are_not_compared_with_the_papers_hundred(tmp_path: Path) -> None:
+    files = publish.of_target(target("fig-200"), Store(tmp_path), Wish())
+    assert "0.6363" not in files["figures/fig-200.md"]
+    assert "+16.3" in files["figures/fig-200.md"]

@@ -1,0 +1,105 @@
+"""Tuning chooses on validation data, with as many trials for each method, and never looks at the test set."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from aedfl.data import Dataset
+from aedfl.errors import UserError
+from aedfl.experiment import workshop
+from aedfl.reproduce import tune
+from aedfl.reproduce.plan import FIRST_SEED, Wish, cell, cells, target
+from aedfl.reproduce.records import Store
+from aedfl.reproduce.sitting import Sitting
+from reproduce.fakes import TINY, record
+
+WISH = Wish(overrides=TINY, until=20.0, device="cpu")
+
+
+def run(folder: Path, method: str = "fedprox", count: int = 2) -> Store:
+    store = Store(folder)
+    Sitting(store, lambda line: None).run(tune.plan("digits-cnn", [method], count, WISH))
+    return store
+
+
+def test_every_method_gets_the_same_number_of_trials_and_its_default_first() -> None:
+    assert set(tune.methods()) == set(target("table1").methods)
+    for method in tune.methods():
+        found = tune.trials("cifar10-lenet", method, 4)
+        assert len(found) == 4 and found[0] == {}
+        with pytest.raises(UserError, match="--trials 5"):
+            tune.trials("cifar10-lenet", method, 5)
+        assert len({trial.identity for trial in tune.plan("cifar10-lenet", [method], 4, Wish())}) == 4
+
+
+def test_trials_use_a_share_of_the_training_data_and_a_seed_of_their_own() -> None:
+    for trial in tune.plan("cifar10-lenet", ["fedavg"], 4, Wish()):
+        assert trial.config.data.validation == 0.1
+        assert trial.config.seed == tune.seed()
+    table = {found.config.seed for found in cells(target("table2"), Wish(seeds=20), {})}
+    assert tune.seed() not in table
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All test samples become noise with wrong labels."""
+    load = workshop.load
+
+    def poisoned(name: str, directory: str | None = None) -> Dataset:
+        found = load(name, directory)
+        noise = torch.full_like(found.test.x, 1e3)
+        return replace(found, test=replace(found.test, x=noise, y=(found.test.y + 1) % 10))
+
+    monkeypatch.setattr(workshop, "load", poisoned)
+
+
+def test_the_test_set_is_never_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = [one["curve"] for one in run(tmp_path / "clean")]
+    table = Wish(overrides=TINY, until=20.0, device="cpu")
+    measured = [cell("digits-cnn", "fedprox", 1, table, (), "table2", {})]
+    Sitting(before := Store(tmp_path / "before"), lambda line: None).run(measured)
+    poison(monkeypatch)
+    Sitting(after := Store(tmp_path / "after"), lambda line: None).run(measured)
+    assert [one["curve"]["loss"] for one in before] != [one["curve"]["loss"] for one in after], "the poison works"
+    assert [one["curve"] for one in run(tmp_path / "poisoned")] == clean
+
+
+def trial(method: str, number: int, accuracies: list[float], reached: float = 1000.0) -> dict[str, object]:
+    """The record of a method's trial of that number, cut at `reached`."""
+    planned = tune.plan("cifar10-lenet", [method], 4, Wish())[number]
+    made = record(method, accuracies, seed=tune.seed(), end=reached, target="tune", until=1000.0)
+    return {**made, "changes": list(planned.key.changes), "config": planned.identity}
+
+
+def freeze(folder: Path, *records: dict[str, object], until: float = 1000.0) -> dict[str, object]:
+    store = Store(folder)
+    for one in records:
+        store.add(one)
+    content = tune.freeze("cifar10-lenet", store, until, 4, Wish())
+    assert json.loads((folder / "cifar10-lenet.json").read_text()) == content
+    return {method: one["chosen"] for method, one in content["methods"].items()}
+
+
+def test_the_best_at_the_end_is_frozen_and_used(tmp_path: Path) -> None:
+    late = [[0.1, 0.4, 0.4, 0.4], [0.9, 0.5, 0.5, 0.5], [0.1, 0.3, 0.5, 0.7], [0.1, 0.6, 0.1, 0.1]]
+    chosen = freeze(tmp_path, *(trial("fedprox", i, curve) for i, curve in enumerate(late)))
+    wanted = tune.trials("cifar10-lenet", "fedprox", 4)
+    assert chosen == {"fedprox": wanted[1]}, "0.5 (mean of 0.5, 0.5, 0.5); an equal one that comes later does not win"
+    tuned = tune.frozen(tmp_path)
+    found = cell("cifar10-lenet", "fedprox", FIRST_SEED, Wish(), (), "table2", tuned["cifar10-lenet"])
+    assert found.tuned
+    assert found.config.hyper == {"mu": wanted[1]["hyper.mu"]}
+    assert found.config.data.validation == 0
+
+
+def test_nothing_is_chosen_before_all_trials_are_there(tmp_path: Path) -> None:
+    three = [trial("fedprox", i, [0.1, 0.2, 0.3]) for i in range(3)]
+    assert freeze(tmp_path, *three) == {"fedprox": None}
+    short = trial("fedprox", 3, [0.1, 0.9], reached=500.0)
+    assert freeze(tmp_path, short) == {"fedprox": None}
+    assert tune.frozen(tmp_path) == {"cifar10-lenet": {}}
+    assert freeze(tmp_path, until=500.0) == {"fedprox": tune.trials("cifar10-lenet", "fedprox", 4)[3]}
