@@ -13,8 +13,13 @@ Adapted: `s` is the change of a whole local update, which takes the place of a g
 literally, `w = alpha w` at every arrival multiplies the first layer by about one over its number of inputs each
 time, and after a few arrivals it is zero. So by default the factors have mean 1 over a unit's inputs, and weigh the
 model that is sent and evaluated; the sum behind it is kept without them. Running statistics (BatchNorm) are mixed.
-The values of lam and beta could not be confirmed. A pull of lam = 1, which is quoted, belongs to very small steps: with
-steps as they are here a client then gets no farther than one gradient over lam, however long it trains.
+
+Confirmed: learning on streaming data, a decaying correction, a step size that grows with the delay, a pull towards the
+global model, feature learning at the server (public summaries of the paper); the share `n_k/n`, the correction and
+`max(1, log(mean delay))` (a third party's implementation, ASOFed in FedOpt, which takes the decimal logarithm and
+counts delays in versions). The values of lam and beta could not be confirmed. A pull of lam = 1, which is quoted,
+belongs to very small steps: with steps as they are here a client then gets no farther than one gradient over lam,
+however long it trains.
 """
 
 from __future__ import annotations

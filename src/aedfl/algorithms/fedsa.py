@@ -9,7 +9,13 @@ Adapted, because the text of the paper was not at hand and its abstract gives th
 FedAsync's polynomial (Xie et al., 2019) with that paper's values. The second stage begins when the mean training
 loss of one generation of updates (as many as there are clients) is not lower than that of the generation before
 by a share of at least `slow`. A client whose staleness is s times the mean one then does `later / max(1, s)` of its
-epochs, rounded up, and of its learning rate. Another FedSA (JSAC 2021, first M arrivals) is not this one.
+epochs, rounded up, and of its learning rate.
+
+Confirmed from public summaries of the paper (its entry at bohrium.com): asynchronous updates, a two-stage strategy,
+and hyper-parameters of workers and server chosen as it goes. Not confirmed: every formula and value here. Another
+FedSA is not this one: Ma et al., *A semi-asynchronous federated learning mechanism in heterogeneous edge computing*,
+JSAC 39(12), 2021, merges a certain number of models per round by order of arrival and adapts the workers' learning
+rates to how often they take part (its abstract).
 """
 
 from __future__ import annotations
