@@ -69,6 +69,42 @@ def engine(
     _show(found, bench.table(found), out)
 
 
+def peers(
+    names: Annotated[
+        str, typer.Option("--peers", help="With commas between.")
+    ] = "aedfl,pfl-1,pfl-2,flower,fluke,gossipy",
+    clients: Annotated[int, typer.Option("--clients", min=1, help="All of them train in every round.")] = 100,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Of each client.")] = 600,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="That are counted; one more comes first.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns of every simulator.")] = 3,
+    python: Annotated[
+        str | None, typer.Option("--python", help="Interpreter for the environments; by default this one.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", metavar="DIR", help="Where they are made; the cache by default.")
+    ] = None,
+    out: Json = None,
+) -> None:
+    """The same work by other simulators, side by side: LeNet, batches of 50, an epoch of SGD in every round.
+
+    Each is installed by pip into an environment of its own the first time, about 1.5 GB each.
+
+    [bold]Example[/]
+
+      aedfl bench peers --peers aedfl,pfl-2,flower --json peers.json
+    """
+    import sys
+
+    from ..bench.peers import compare as bench
+
+    options = bench.Options(
+        _names(names), clients, samples, rounds=rounds, repeats=repeats, python=python or sys.executable, folder=folder
+    )
+    with _telling() as tell:
+        found = bench.measure(options, tell)
+    _show(found, bench.table(found), out)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -127,6 +163,6 @@ def _machine(found: dict[str, Any]) -> str:
 
 def register(parent: typer.Typer) -> None:
     """Puts `bench` and its commands under the application."""
-    for command in (engine,):
+    for command in (engine, peers):
         app.command(command.__name__)(tidy(command))
     parent.add_typer(app)
