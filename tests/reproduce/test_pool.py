@@ -84,6 +84,25 @@ def test_when_the_time_is_up_runs_leave_what_they_have(cells: list[Cell], curves
         assert one.rows == curves[i][: len(one.rows)]
 
 
+def test_an_interrupted_sitting_leaves_what_it_has(
+    cells: list[Cell], curves: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, left = Queue.flush, [6]
+
+    def interrupted(queue: Queue) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        flush(queue)
+
+    monkeypatch.setattr(Queue, "flush", interrupted)
+    found: dict[int, Outcome] = {}
+    with pytest.raises(KeyboardInterrupt):
+        Pool([(0, cells[0].config)], found.__setitem__).run()
+    assert not found[0].complete
+    assert found[0].rows == curves[0][: len(found[0].rows)] != []
+
+
 def test_no_batch_begins_that_would_not_end_in_time(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("aedfl.reproduce.pool.time.monotonic", lambda: now[0])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aedfl.algorithms import METHODS
 from aedfl.errors import UserError
 from aedfl.reproduce.collect import collect
 from aedfl.reproduce.plan import FIRST_SEED
@@ -28,6 +29,7 @@ def test_a_record_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     assert found["command"] == cell.command
     assert found["complete"] and found["reached"] == found["until"] == 30.0
     assert found["code"] == code_version() and len(found["code"]["source"]) == 16
+    assert found["hyper"] == {"share": METHODS["fedavg"].hyper.share}
     assert found["device"] == "cpu" and not found["tuned"]
     assert {len(column) for column in found["curve"].values()} == {7}
     assert found["summary"]["accuracy"] == found["curve"]["accuracy"][-1]

@@ -102,6 +102,7 @@ def test_the_overview_shows_who_leads_what_is_missing_and_how_to_run_it(store: S
     text = overview(store)
     assert "| CIFAR-10 & LeNet | 2 | **AEDFL 0.7000** |" in text
     assert "| table2 | CIFAR-10 & LeNet | 4 | 45 |" in text
+    assert line_of(text, "| AEDFL |") == "| AEDFL | · | · | · | · | · | 2 | · |"
     assert "- cifar10-lenet fedprox seed 1: 500 of 1,000 s" in text
     assert "- cifar10-lenet hap seed 1: out of memory" in text
     wanted = gap(target("fig-bandwidth"), "cifar10-lenet", store)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markdown import Markdown
 
 from ..errors import UserError
 from .outcome import Interrupted, console, errors, tidy
@@ -126,6 +125,8 @@ def _publish(name: str, store: Store, wish: Wish, folder: Path) -> None:
     publish.write(files, folder)
     page = next(path for path in files if path.endswith(f"{name}.md"))
     if console.is_terminal:
+        from rich.markdown import Markdown
+
         console.print(Markdown(files[page]))
     _say(f"written: {folder / page}")
 

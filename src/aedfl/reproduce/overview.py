@@ -73,7 +73,9 @@ def overview(store: Store) -> str:
             "\n## Who leads\n\n",
             "The best of the methods run so far; AEDFL's own figure and rank where another leads.\n\n",
             markdown(_leaders(store)),
-            "\n## What is done\n\n",
+            "\n## What is done\n\nSeeds of each cell that went to the end.\n\n",
+            markdown(_matrix(store)),
+            "\n",
             markdown(_progress(found)),
             "\n## What is missing\n\n",
             _missing(found),
@@ -134,6 +136,20 @@ def ranking(stand: Standing, column: Column) -> list[tuple[str, float]]:
     means = [(row.method, stand.mean(column, row.method)) for row in stand.rows]
     known = [(method, value) for method, value in means if value is not None]
     return sorted(known, key=lambda pair: -pair[1] if column.higher else pair[1])
+
+
+def _matrix(store: Store) -> Grid:
+    """Methods by settings: how many seeds there are."""
+    tables = [aim for aim in targets().values() if aim.is_table]
+    stands = [standing(aim, name, store, Wish()) for aim in tables for name in aim.settings]
+    methods = list(dict.fromkeys(row.method for stand in stands for row in stand.rows))
+    head = [Text("method"), *(Text(setting(stand.setting).title) for stand in stands)]
+    return [head, *([Text(title(one)), *(Text(_seeds(stand, one)) for stand in stands)] for one in methods)]
+
+
+def _seeds(stand: Standing, method: str) -> str:
+    row = stand.row(method)
+    return str(row.seeds) if row is not None and row.seeds else NOT_RUN
 
 
 def _progress(found: Sequence[Gap]) -> Grid:

@@ -54,6 +54,8 @@ class Setting:
     """Runs that share a GPU's memory."""
     config: Mapping[str, Any]
     """Keys over the preset's."""
+    quick: Sequence[str] = ()
+    """What `--quick` changes in this setting, besides what it changes in all."""
 
     @property
     def target(self) -> float:
@@ -115,11 +117,16 @@ def identity(config: RunConfig) -> str:
 
     Hyper-parameters count with their values, also where those are a method's defaults.
     """
-    hyper = make_hyper(get(config.method).hyper, config.hyper)
-    resolved = dataclasses.asdict(hyper) if dataclasses.is_dataclass(hyper) and not isinstance(hyper, type) else {}
     engine = config.engine.model_copy(update={"device": "auto"})
-    same = {"stop": Stop(virtual_seconds=1.0), "engine": engine, "hyper": resolved}
+    same = {"stop": Stop(virtual_seconds=1.0), "engine": engine, "hyper": resolved_hyper(config)}
     return config_hash(config.model_copy(update=same))
+
+
+def resolved_hyper(config: RunConfig) -> dict[str, Any]:
+    """All hyper-parameters of a run's method with their values."""
+    hyper = make_hyper(get(config.method).hyper, config.hyper)
+    known = dataclasses.is_dataclass(hyper) and not isinstance(hyper, type)
+    return dataclasses.asdict(hyper) if known else {}
 
 
 @cache
@@ -262,7 +269,7 @@ def configure(
     given = setting(name)
     if get(method).server is not None:
         changes = [change for change in changes if not change.startswith("topology.")]
-    small = _targets()["quick"] if wish.quick else ()
+    small = (*_targets()["quick"], *given.quick) if wish.quick else ()
     changed = [change for change in changes if change != QUICK]
     overrides = [*assignments(given.config), *assignments(frozen), *small, *changed, *wish.pace]
     where = {"data.directory": wish.data, "engine.device": wish.device}

@@ -17,7 +17,7 @@ import torch
 from .. import __version__
 from ..errors import UserError
 from ..experiment.summary import summarise
-from .plan import Cell, Key
+from .plan import Cell, Key, resolved_hyper
 from .pool import Outcome
 
 Record = dict[str, Any]
@@ -36,7 +36,7 @@ def make(cell: Cell, outcome: Outcome) -> Record:
         "target": cell.target,
         "command": cell.command,
         "config": cell.identity,
-        "hyper": cell.config.hyper,
+        "hyper": resolved_hyper(cell.config),
         "tuned": cell.tuned,
         "code": code_version(),
         "device": outcome.device,
