@@ -71,6 +71,33 @@ def test_values_that_nobody_holds_are_gone_at_once() -> None:
     assert len(made.sim.work.alive) <= 1 + 3
 
 
+def test_devices_that_are_done_do_not_pile_up_what_slower_ones_send() -> None:
+    """Device 0 is done after 20 of the 1,000 seconds; nobody will ever look at the 20 models that it is sent then."""
+    made = world(gossip, devices=2, updates=20, fleet=Fleet((1.0, 50.0), {})).run()
+    assert made.sim.updates == 40 and made.sim.network.lost == 0
+    assert len(made.sim.contexts[0].mailbox.messages) == 0
+    assert len(made.sim.work.alive) < 10
+
+
+def test_a_device_that_is_done_still_answers_while_a_second_coroutine_of_it_runs() -> None:
+    answered: list[float] = []
+
+    async def answer(ctx: Context) -> None:
+        while (message := await ctx.wait()) is not None:
+            answered.append(message.fields["number"])
+
+    async def program(ctx: Context, _: Any) -> None:
+        if ctx.index == 0:
+            ctx.spawn(answer(ctx))
+        while ctx.running:
+            ctx.publish((await ctx.train(ctx.initial())).model)
+            if ctx.index == 1:
+                ctx.send(0, number=ctx.update)
+
+    world(program, devices=2, updates=5, fleet=Fleet((1.0, 50.0), {})).run()
+    assert answered == [1, 2, 3, 4]  # the fifth is on its way when the last program ends
+
+
 def rows(seed: int = 0, lookahead: int = 256, loss: float = 0.2) -> list[Any]:
     """Everything that an observer can see of a small run with lost messages and crashes, values included."""
     seen: list[Any] = []

@@ -69,6 +69,11 @@ class SimContext(Context):
         limit = self.sim.stop.updates
         return not self.sim.stopped and (limit is None or self.update < limit)
 
+    @property
+    def over(self) -> bool:
+        """True when nothing of it runs, nor ever will: what still comes is not kept, since nobody will look."""
+        return self.finished and not self.running and not any(process.is_alive for process in self.processes)
+
     @cached_property
     def in_neighbours(self) -> tuple[int, ...]:
         return () if self.index == SERVER else tuple(self.sim.topology.in_neighbours(self.index))

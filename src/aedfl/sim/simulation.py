@@ -163,10 +163,12 @@ class Simulation:
     def _arrive(self, message: Message, to: int) -> None:
         self._to_server -= to == SERVER
         receiver = self.node(to)
-        if receiver is not None and receiver.up:
+        if receiver is None or not receiver.up:
+            self.network.lost += 1
+        elif not receiver.over:
             receiver.mailbox.deliver(message)
         else:
-            self.network.lost += 1
+            receiver.mailbox.drain()
 
     def published(self, context: SimContext, since: float, metrics: dict[str, Any]) -> None:
         self.updates += context.index != SERVER
