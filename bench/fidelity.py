@@ -74,6 +74,22 @@ def record(config: RunConfig, folder: Path) -> Recorded:
     return Recorded(config, rows, transfers, float(local.summary()["accuracy"]), load)
 
 
+def recorded(config: RunConfig, folder: Path | None) -> Recorded:
+    """The run of that seed from the folder, or a new one, which is then put there."""
+    path = folder / f"{config.method}-{config.seed}.json" if folder is not None else None
+    if path is not None and path.exists():
+        return Recorded(config, **json.loads(path.read_text()))
+    with tempfile.TemporaryDirectory() as scratch:
+        run = record(config, Path(scratch) / "real")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keys = ("time", "start", "flops", "merged")
+        rows = [[{key: row[key] for key in keys if key in row} for row in device] for device in run.rows]
+        content = {"rows": rows, "transfers": run.transfers, "accuracy": run.accuracy, "load": run.load}
+        path.write_text(json.dumps(content))
+    return run
+
+
 def measure(run: Recorded) -> Speeds:
     """A straight line through the devices' mean (FLOPs, seconds) per update; its slope at least 0."""
     flops = np.array([np.mean([row["flops"] for row in device]) for device in run.rows])
@@ -133,6 +149,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--method", default="aedfl")
     parser.add_argument("--seeds", default="0,1,2", help="the first run is measured, the others are predicted")
+    parser.add_argument("--records", type=Path, help="folder to keep the real runs in; those there are not repeated")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     runs = []
@@ -141,8 +158,7 @@ def main() -> None:
             "digits", method=given.method, devices=given.devices, seed=seed,
             stop={"virtual_seconds": given.seconds, "updates": "none", "target_accuracy": "none"},
         )  # fmt: skip
-        with tempfile.TemporaryDirectory() as scratch:
-            runs.append(record(config, Path(scratch) / "real"))
+        runs.append(recorded(config, given.records))
     speeds = measure(runs[0])
     found = {
         "method": given.method, "seconds": given.seconds, "devices": given.devices, "measured": asdict(speeds),

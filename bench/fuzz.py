@@ -25,6 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from aedfl.algorithms import get
 from aedfl.context import Model, Size
 from aedfl.errors import PeerError
 from aedfl.graph import Value
@@ -33,11 +34,11 @@ from aedfl.net import wire
 from aedfl.net.check import Checker
 from aedfl.net.post import SEND
 from aedfl.net.protocol_pb2 import Receipt
-from net.cluster import Cluster, chat
+from net.cluster import Cluster
 from net.damage import damaged
 
 LAYOUT = Layout.of(nn.Linear(9, 4))
-CHECKER = Checker(LAYOUT, 36.0)
+CHECKER = Checker(LAYOUT, 36.0, get("aedfl").messages)
 
 
 def whole(seed: int, checker: Checker, run: str, source: int, number: int) -> list[bytes]:
@@ -48,7 +49,7 @@ def whole(seed: int, checker: Checker, run: str, source: int, number: int) -> li
     kept[0] = True
     size = Size(int(kept.sum()), checker.macs) if seed % 2 else Size(checker.size, checker.macs)
     given = Model(Value(vector), size, Value(kept) if seed % 2 else None)
-    fields = {"loss": Value(torch.tensor(1.0)), "samples": 3, "pair": (1, 2.0), "word": "yes"}
+    fields = {"loss": Value(torch.tensor(1.0)), "samples": 3, "rate": 0.25}
     return list(wire.frames(wire.pack("model", given, checker.digest, fields), wire.Stamp(run, source, 9, number)))
 
 
@@ -89,8 +90,12 @@ def codec(count: int, seed: int) -> dict[str, Any]:
 
 
 async def live(count: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Damaged messages over mutual TLS into a device that goes on training meanwhile."""
-    made = Cluster(folder, 2, True, chat)
+    """Damaged messages over mutual TLS into a device that goes on with AEDFL meanwhile.
+
+    They carry the fields that AEDFL's models have, some with something wrong; its program reads all that get in.
+    """
+    made = Cluster(folder, 2, True, get("aedfl-rl-dwu").device)
+    made.method = get("aedfl-rl-dwu")
     await made.coordinate()
     for index in (0, 1):
         made.start(index)

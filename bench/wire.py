@@ -35,6 +35,8 @@ from aedfl.net.protocol_pb2 import Member
 from aedfl.net.transport import Transport
 from aedfl.net.wire import CHUNK
 
+REPEATS = 5
+"""Ours and the reference in turns; the best of each counts, since others use the machine as well."""
 OPEN: list[tuple[str, Any]] = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -115,9 +117,14 @@ def receive_bare(pipe: Any, tls: str | None) -> None:
                 pass
             return b"ok"
 
+        async def hand(data: bytes, _: Any) -> bytes:
+            return b"ok"
+
         server = grpc.aio.server(options=OPEN)
-        method = grpc.stream_unary_rpc_method_handler(take)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", {"Send": method}),))
+        methods: dict[str, Any] = {
+            "Send": grpc.stream_unary_rpc_method_handler(take), "Hand": grpc.unary_unary_rpc_method_handler(hand),
+        }  # fmt: skip
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bare", methods),))
         mine = security(tls, "device-1")
         pipe.send((mine.listen(server, "127.0.0.1:0"), getattr(mine, "serial", "")))
         await server.start()
@@ -127,7 +134,8 @@ def receive_bare(pipe: Any, tls: str | None) -> None:
     asyncio.run(run())
 
 
-def bare(count: int, messages: int, tls: str | None) -> float:
+def bare(count: int, messages: int, tls: str | None, stream: bool = True) -> float:
+    """Bytes per second as a stream of chunks, or in one call per message."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.Process(target=receive_bare, args=(there, tls))
     process.start()
@@ -138,7 +146,9 @@ def bare(count: int, messages: int, tls: str | None) -> float:
         channel = security(tls, "device-0").connect(f"127.0.0.1:{port}", "device-1", serial, OPEN)
         data = memoryview(bytearray(4 * count))
         begin = time.perf_counter()
-        for _ in range(messages):
+        for _ in range(messages if not stream else 0):
+            await channel.unary_unary("/bare/Hand")(bytes(data))
+        for _ in range(messages if stream else 0):
             call = channel.stream_unary("/bare/Send")()
             for offset in range(0, len(data), CHUNK):
                 await call.write(bytes(data[offset : offset + CHUNK]))
@@ -217,8 +227,9 @@ async def many(devices: int, seconds: float, folder: Path) -> dict[str, Any]:
         "core_share_of_everything": (time.process_time() - cpu) / (time.monotonic() - begin),
     }  # fmt: skip
     begin = time.process_time()
+    roster = made.coordinator.roster
     for _ in range(2000):
-        made.coordinator.roster.view(next(iter(made.coordinator.roster.entries.values())), made.coordinator.roster.epoch)
+        roster.view(next(iter(roster.entries.values())), roster.epoch)
     found["seconds_per_heartbeat_answer"] = (time.process_time() - begin) / 2000
     await made.close()
     return found
@@ -251,17 +262,21 @@ def main() -> None:
             authority.issue(name)
         for label, tls in (("tls", str(Path(scratch) / "tls")), ("plaintext", None)):
             mine, theirs = [], []
-            for _ in range(3):
+            for _ in range(REPEATS):
                 mine.append(ours(5_000_000, 10, tls)["bytes_per_second"])
                 theirs.append(bare(5_000_000, 10, tls))
             best, reference = max(mine), max(theirs)
             found[label] = {"bytes_per_second": best, "bare_grpc": reference, "ratio": best / reference}
         raw = plain_socket(5_000_000, 10)
         found["socket"] = {"bytes_per_second": raw, "ratio": found["plaintext"]["bytes_per_second"] / raw}
-        found["small_messages_per_second"] = {
-            label: ours(1_000, 500, tls)["messages_per_second"]
-            for label, tls in (("tls", str(Path(scratch) / "tls")), ("plaintext", None))
-        }  # fmt: skip
+        for label, tls in (("tls", str(Path(scratch) / "tls")), ("plaintext", None)):
+            rates, calls = [], []
+            for _ in range(REPEATS):
+                rates.append(ours(1_000, 1000, tls)["messages_per_second"])
+                calls.append(bare(1_000, 1000, tls, stream=False) / 4_000)
+            found[f"small_messages_{label}"] = {
+                "per_second": max(rates), "bare_grpc": max(calls), "ratio": max(rates) / max(calls),
+            }  # fmt: skip
         large = ours(given.large, 1, str(Path(scratch) / "tls"))
         found["large"] = {"bytes": 4 * given.large, **large}
         if given.devices:

@@ -73,8 +73,11 @@ def _other_header(head: bytes, rng: np.random.Generator) -> bytes:
         header = Header.FromString(head)
     except DecodeError:
         return head
-    kind = int(rng.integers(0, 8))
-    if kind == 0:
+    kind = int(rng.integers(0, 9))
+    if kind == 8 and header.fields:
+        field = header.fields[int(rng.integers(0, len(header.fields)))]
+        field.item.CopyFrom(Item(text="many") if rng.random() < 0.5 else Item(integer=int(rng.integers(-9, 1 << 60))))
+    elif kind == 0:
         header.model.parameters = int(rng.integers(0, 1 << 40))
     elif kind == 1:
         header.model.macs = float(rng.choice([np.nan, np.inf, -1.0, 0.0, 1e30]))

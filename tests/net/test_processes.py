@@ -70,10 +70,13 @@ def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "updates"), [("aedfl", 40), ("fedavg", 40), ("fedbuff", 40), ("sageflow", 40)])
 def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path, method: str, updates: int) -> None:
-    """Within two points, for a decentralised method, for those with a server, and for a server with public samples."""
+    """Within two points, for a decentralised method, for those with a server, and for a server with public samples.
+
+    Devices that are processes of one machine are alike, so the simulator is given a fleet of equals.
+    """
     count = 8 if method == "aedfl" else 4
     stop = {"virtual_seconds": "none", "updates": updates, "target_accuracy": "none"}
-    settings = config(count, method=method, stop=stop)
+    settings = config(count, method=method, stop=stop, fleet={"fastest": 1.0, "slowest": 1.0})
 
     async def real() -> float:
         local = Local(settings, tmp_path / "run")
