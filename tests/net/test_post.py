@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from aedfl.algorithms import get
 from aedfl.context import Message
 from aedfl.errors import PeerError
 from aedfl.layout import Layout
@@ -19,7 +20,7 @@ from aedfl.net import wire
 from aedfl.net.check import Checker
 from aedfl.net.counters import Counters
 from aedfl.net.credentials import Plaintext
-from aedfl.net.post import SEND, Limits, Post
+from aedfl.net.post import HAND, SEND, Limits, Post
 from aedfl.net.protocol_pb2 import Member, Receipt
 from net.cluster import cluster
 
@@ -157,5 +158,31 @@ def test_connections_are_limited(tmp_path: Path) -> None:
                 await asyncio.wait_for(channels[2].channel_ready(), 1.0)
             for channel in channels:
                 await channel.close()
+
+    asyncio.run(test())
+
+
+def test_a_message_that_its_program_could_not_read_does_not_end_a_device(tmp_path: Path) -> None:
+    """Well-formed, with a good model, from a member; but AEDFL's fields are missing."""
+
+    async def test() -> None:
+        method = get("aedfl-rl-dwu")
+        async with cluster(tmp_path, program=method.device, start=False) as made:
+            made.method = method
+            for index in (0, 1):
+                made.start(index)
+            await made.until(lambda: made.updates(0) and made.updates(1) and made.received(1))
+            node = made.nodes[0]
+            member = next(m for m in node.member.view.members if m.index == 1)
+            channel = made.security("device-0").connect(member.address, member.name, member.serial, [])
+            frames = wire.frames(
+                wire.pack("model", node.context.model, node.transport.checker.digest, {"samples": 3}),
+                wire.Stamp(node.member.run, 0, 5, 1),
+            )
+            receipt = await channel.unary_unary(HAND, None, Receipt.FromString)(wire.bundle(frames))
+            assert receipt.reason == "message of kind 'model': field 'loss' is missing" and not receipt.taken
+            await channel.close()
+            updates, received = made.updates(1), made.received(1)
+            await made.until(lambda: made.updates(1) > updates + 1 and made.received(1) > received + 1)
 
     asyncio.run(test())
