@@ -19,31 +19,33 @@ Notes = dict[int, list[Any]]
 """What the program of each device (and of the server) noted, in order."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a check may ask for."""
+
+    server: Program | None = None
+    devices: int = 2
+    topology: str = "full"
+    updates: int | None = None
+    """The stop condition behind `Context.running`."""
+    changes: Mapping[int, Sequence[tuple[float, str]]] | None = None
+    """When, in units, a device has a "join", a "crash" or a "leave"; others are there from the beginning."""
+    lr_decay: float = 0.0
+    seed: int = 0
+    units: float = 30.0
+
+
 class Harness(Protocol):
     """Runs programs on contexts of one implementation."""
 
     unit: float
     """Seconds."""
 
-    def run(
-        self,
-        device: Program,
-        *,
-        server: Program | None = None,
-        devices: int = 2,
-        topology: str = "full",
-        updates: int | None = None,
-        changes: Mapping[int, Sequence[tuple[float, str]]] | None = None,
-        lr_decay: float = 0.0,
-        seed: int = 0,
-        units: float = 30.0,
-    ) -> Notes:
+    def run(self, device: Program, **settings: Any) -> Notes:
         """Runs `device(ctx, note)` on every device until all programs (or the server's) have ended, or `units`
-        have passed.
+        have passed; settings are those of `Setting`.
 
-        Devices learn `tiny_task` with `PLAN` on `tiny_rows`. `updates` is the stop condition behind
-        `Context.running`. `changes` says when, in units, a device has a "join", a "crash" or a "leave"; a
-        device that it does not name is there from the beginning.
+        Devices learn `tiny_task` with `PLAN` on `tiny_rows`.
         """
 
 

@@ -18,7 +18,7 @@ from aedfl.net.coordinator import Coordinator
 from aedfl.net.credentials import Plaintext
 from aedfl.net.node import Node
 from aedfl.net.options import Options
-from contract.harness import Harness, Notes, noting
+from contract.harness import Harness, Notes, Setting, noting
 from contract.suite import CHECKS
 from net.cluster import kit
 from sim.worlds import PLAN
@@ -31,31 +31,21 @@ class NetHarness:
         self.unit = unit * float(os.environ.get("AEDFL_CONTRACT_PACE", "1"))
 
     def run(self, device: Program, **settings: Any) -> Notes:
-        return asyncio.run(self._run(device, **settings))
+        return asyncio.run(self._run(device, Setting(**settings)))
 
-    async def _run(
-        self,
-        device: Program,
-        *,
-        server: Program | None = None,
-        devices: int = 2,
-        topology: str = "full",
-        updates: int | None = None,
-        changes: Mapping[int, Sequence[tuple[float, str]]] | None = None,
-        lr_decay: float = 0.0,
-        seed: int = 0,
-        units: float = 30.0,
-    ) -> Notes:
+    async def _run(self, device: Program, setting: Setting) -> Notes:
         notes: Notes = {}
-        lives = {index: tuple((changes or {}).get(index, [(0.0, "join")])) for index in range(devices)}
-        if server is not None:
+        changes = setting.changes or {}
+        lives = {index: tuple(changes.get(index, [(0.0, "join")])) for index in range(setting.devices)}
+        if setting.server is not None:
             lives[SERVER] = ((0.0, "join"),)
-        config = _config(devices, topology, updates, lr_decay, seed)
-        method = Method("test", "", None, noting(device, notes), server and noting(server, notes))
+        server = setting.server and noting(setting.server, notes)
+        method = Method("test", "", None, noting(device, notes), server)
         early = sum(life[0][0] == 0 for index, life in lives.items() if index != SERVER)
         with tempfile.TemporaryDirectory() as folder:
-            fleet = Fleet(Path(folder), config, method, early, 0.4 * self.unit if changes else 60.0)
-            await fleet.run(lives, self.unit, units)
+            lifetime = 0.4 * self.unit if changes else 60.0
+            fleet = Fleet(Path(folder), _config(setting), method, early, lifetime)
+            await fleet.run(lives, self.unit, setting.units)
         return {index: notes.get(index, []) for index in lives}
 
 
@@ -121,11 +111,12 @@ def _name(index: int) -> str:
     return "server" if index == SERVER else f"device-{index}"
 
 
-def _config(devices: int, topology: str, updates: int | None, lr_decay: float, seed: int) -> RunConfig:
-    training = {"epochs": PLAN.epochs, "batch_size": PLAN.batch_size, "lr": PLAN.lr, "lr_decay": lr_decay}
+def _config(setting: Setting) -> RunConfig:
+    training = {"epochs": PLAN.epochs, "batch_size": PLAN.batch_size, "lr": PLAN.lr, "lr_decay": setting.lr_decay}
     return load(
-        "digits", devices=devices, seed=seed, training=training, topology={"kind": topology},
-        stop={"updates": updates or "none", "virtual_seconds": 1e6, "target_accuracy": "none"},
+        "digits", devices=setting.devices, seed=setting.seed, training=training,
+        topology={"kind": setting.topology},
+        stop={"updates": setting.updates or "none", "virtual_seconds": 1e6, "target_accuracy": "none"},
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import costs, forms
 from ..context import SERVER, Context, Message, Model, Trained
-from ..ops import WeightedMean
+from ..ops import Step, WeightedMean
 from ..training.plan import Plan
 
 ASK = 60.0
@@ -214,6 +214,19 @@ class Desk:
         there = sorted(self.idle) or range(self.ctx.devices)
         drawn = self.ctx.random("clients").permutation(there)
         return {int(client) for client in drawn[: ceil(share * self.ctx.devices)]}
+
+    async def step(self, updates: Sequence[Update], weights: Sequence[float]) -> None:
+        """Goes along the clients' changes, each by its weight, and publishes the result."""
+        (vector,) = await self.ctx.compute(
+            Step(self.ctx.task.layout.parameters),
+            self.model.vector,
+            tuple(update.model.vector for update in updates),
+            tuple(update.start.vector for update in updates),
+            tuple(weights),
+            flops=2 * merging(self.model, len(updates)),
+            purpose="aggregation",
+        )
+        self.publish(replace(self.model, vector=vector), updates, weights=weights)
 
     def publish(
         self, model: Model, updates: Sequence[Update], saved: Mapping[str, Any] | None = None, **metrics: Any

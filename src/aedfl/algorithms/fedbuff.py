@@ -9,11 +9,10 @@ is always at work, where the paper samples them; running statistics (BatchNorm) 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..context import Context, Method, option
-from ..ops import Step
-from ._server import MESSAGES, Desk, Update, merging, training_client
+from ._server import MESSAGES, Desk, Update, training_client
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,7 @@ async def server(ctx: Context, hyper: Hyper) -> None:
         buffer.append(update)
         if len(buffer) >= hyper.buffer:
             weights = factors([desk.version - one.version for one in buffer], hyper.lr)
-            (vector,) = await ctx.compute(
-                Step(ctx.task.layout.parameters),
-                desk.model.vector,
-                tuple(one.model.vector for one in buffer),
-                tuple(one.start.vector for one in buffer),
-                tuple(weights),
-                flops=2 * merging(desk.model, len(buffer)),
-                purpose="aggregation",
-            )
-            desk.publish(replace(desk.model, vector=vector), buffer, weights=weights)
+            await desk.step(buffer, weights)
             buffer = []
         desk.hand(update.client)
 

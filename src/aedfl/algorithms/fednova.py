@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 
 from .. import forms
 from ..context import Context, Method, option
-from ..ops import Step
-from ._server import MESSAGES, Desk, deliver, merging, next_order, report, start
+from ._server import MESSAGES, Desk, deliver, next_order, report, start
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,7 @@ async def server(ctx: Context, hyper: Hyper) -> None:
         if not updates:
             continue
         weights = factors([update.samples for update in updates], [update.fields["a"] for update in updates])
-        (vector,) = await ctx.compute(
-            Step(ctx.task.layout.parameters),
-            desk.model.vector,
-            tuple(update.model.vector for update in updates),
-            tuple(update.start.vector for update in updates),
-            tuple(weights),
-            flops=2 * merging(desk.model, len(updates)),
-            purpose="aggregation",
-        )
-        desk.publish(replace(desk.model, vector=vector), updates, weights=weights)
+        await desk.step(updates, weights)
 
 
 async def client(ctx: Context, hyper: Hyper) -> None:
