@@ -105,6 +105,50 @@ def peers(
     _show(found, bench.table(found), out)
 
 
+def scale(
+    devices: Annotated[str, typer.Option("--devices", help="Fleets, with commas between.")] = "100,1000,10000",
+    updates: Annotated[int, typer.Option("--updates", min=1, help="Of each whole fleet, about.")] = 50_000,
+    method: Annotated[str, typer.Option("--method", "-m", help="A method of `aedfl methods`.")] = "aedfl-0",
+    out: Json = None,
+) -> None:
+    """Cost of a local update, memory and where the time goes, with ever more devices."""
+    counts = _numbers("--devices", devices)
+    from ..algorithms import get
+    from ..bench import scale as bench
+
+    get(method)
+    with _telling() as tell:
+        found = bench.measure(bench.Options(counts, updates, method), tell)
+    _show(found, bench.table(found), out)
+
+
+def overhead(
+    model: Annotated[str, typer.Option("--model", help="An image model.")] = "lenet5",
+    updates: Annotated[int, typer.Option("--updates", min=1, help="Of the whole fleet of 20, in each turn.")] = 60,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns; the median counts.")] = 5,
+    out: Json = None,
+) -> None:
+    """A simulation beside the bare PyTorch loop that does the same steps."""
+    from ..bench import overhead as bench
+
+    with _telling() as tell:
+        found = bench.measure(bench.Options(model, updates, repeats), tell)
+    _show(found, bench.table(found), out)
+
+
+def pruning(
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Of torch.")] = 1,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns; the median counts.")] = 7,
+    out: Json = None,
+) -> None:
+    """What training with half of the units saves, and what a pruning step costs."""
+    from ..bench import pruning as bench
+
+    with _telling() as tell:
+        found = bench.measure(bench.Options(threads, repeats), tell)
+    _show(found, bench.table(found), out)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -163,6 +207,6 @@ def _machine(found: dict[str, Any]) -> str:
 
 def register(parent: typer.Typer) -> None:
     """Puts `bench` and its commands under the application."""
-    for command in (engine, peers):
+    for command in (engine, peers, scale, overhead, pruning):
         app.command(command.__name__)(tidy(command))
     parent.add_typer(app)
