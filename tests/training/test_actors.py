@@ -86,6 +86,7 @@ def test_an_actor_that_died_unseen_is_replaced_too(pool: Any) -> None:
     assert numbers == list(range(5)) and len(workers) == 2 and victim not in workers
 
 
+@pytest.mark.slow
 def test_jobs_that_kill_every_actor_end_the_run_with_a_sentence(
     pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,21 @@ def test_jobs_that_kill_every_actor_end_the_run_with_a_sentence(
         run(pool, partial(fragile, tmp_path / "deaths", 99))
     assert (tmp_path / "deaths").read_text() == "xx"
     assert run(pool, who)[0] == list(range(5)), "the pool is of use afterwards"
+
+
+@pytest.mark.slow
+def test_where_there_is_no_room_for_a_new_actor_the_others_take_over(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted(run(pool, who)[1])
+    with monkeypatch.context() as gone:
+        gone.setattr(pool, "_free", lambda wanted: 0)
+        os.kill(first, signal.SIGKILL)
+        assert run(pool, who) == (list(range(5)), {second}) and len(pool.actors) == 1
+        os.kill(second, signal.SIGKILL)
+        with pytest.raises(AedflError, match="every Ray actor at .* has died, and there is no room for a new one"):
+            run(pool, who)
+    pool.actors += pool._start(2)
 
 
 def test_errors_of_the_work_itself_are_not_tried_again(pool: Any) -> None:

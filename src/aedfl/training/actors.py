@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # the actors of a cluster started here do the run's work
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")  # `Pool` says it, not Ray on stdout
 
 import ray
