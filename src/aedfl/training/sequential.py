@@ -17,6 +17,7 @@ from ..task import Task
 from .dropout import Dropout
 from .flat import FlatModule
 from .plan import Plan, TrainJob, TrainResult, batches
+from .traits import channels_last
 
 REMEMBERED = 64
 """Shrunk networks that a worker keeps."""
@@ -130,6 +131,7 @@ class _Trainable:
         for layer in self.dropouts:
             layer.key = torch.tensor(key, device=self.task.device)
         x, y = self.task.gather(rows.to(self.task.device))
+        x = channels_last(x) if self.task.channels_last else x
         self.flat.gradient.zero_()
         loss = self.task.loss(self.flat.module(x), y)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -57,3 +57,28 @@ def refuses_one_sample(module: nn.Module, x: Tensor) -> bool:
         except ValueError:
             return True
     return False
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images [B, C, H, W] with the channels of a pixel side by side; anything else as it is.
+
+    With one channel both orders are the same in memory, and the strides alone tell a convolution which one is meant.
+    """
+    if x.dim() != 4:
+        return x
+    if x.shape[1] == 1:
+        rows, columns = x.shape[2:]
+        return x.contiguous().as_strided(x.shape, (rows * columns, 1, columns, 1))
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def likes_channels_last(module: nn.Module, x: Tensor) -> bool:
+    """True for image networks that say the same whatever the order in memory; `view` in a module may refuse it."""
+    if x.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return False
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+        twin = deepcopy(module).eval()
+        try:
+            return torch.allclose(twin(x), twin(channels_last(x)), rtol=1e-3, atol=1e-5, equal_nan=True)
+        except RuntimeError:
+            return False
