@@ -95,6 +95,14 @@ def test_frozen_values_are_used_and_shared_by_variants() -> None:
     assert changed.config.hyper == {"mu": 0.7}, "what a person asks for counts most"
 
 
+def test_the_small_version_is_small() -> None:
+    for name in targets():
+        for found in cells(target(name), Wish(quick=True), {}):
+            config = found.config
+            assert config.devices <= 16 and (config.data.samples or 0) <= 400
+            assert found.key.changes[0] == "quick" and found.key.seed == 1
+
+
 def test_a_command_says_everything_that_was_asked() -> None:
     wish = Wish(quick=True, until=9.0, overrides=("hyper.mu=0.7",))
     asked = "--settings cifar10-lenet --methods fedprox --seeds 1 --quick --until 9 --set hyper.mu=0.7"

@@ -74,6 +74,8 @@ class Target:
     axis: str = ""
     measure: str = "table"
     values: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"": ()})
+    quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Values of the small version, where they are others."""
 
     @property
     def is_table(self) -> bool:
@@ -208,6 +210,7 @@ class Wish:
             settings=self.settings or base.settings,
             methods=self.methods or methods,
             seeds=self.seeds or (1 if self.quick else base.seeds),
+            values=(self.quick and base.quick) or base.values,
         )
 
     def end(self, name: str) -> float:
