@@ -149,6 +149,28 @@ def pruning(
     _show(found, bench.table(found), out)
 
 
+def wire(
+    parameters: Annotated[int, typer.Option("--parameters", min=1, help="Of the models that are sent.")] = 5_000_000,
+    messages: Annotated[int, typer.Option("--messages", min=1, help="Sent in each turn.")] = 10,
+    small: Annotated[int, typer.Option("--small", min=1, help="Small messages sent in each turn.")] = 1000,
+    large: Annotated[
+        int, typer.Option("--large", min=0, help="Parameters of a model whose copies are counted; 0: none.")
+    ] = 100_000_000,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns; the best counts.")] = 5,
+    out: Json = None,
+) -> None:
+    """Bytes and messages per second between two devices, beside bare gRPC and a bare socket."""
+    try:
+        from ..bench import wire as bench
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("grpc", "google", "cryptography"):
+            raise
+        raise UserError("aedfl bench wire needs what real machines need: pip install 'aedfl[deploy]'") from None
+    with _telling() as tell:
+        found = bench.measure(bench.Options(parameters, messages, small, large, repeats), tell)
+    _show(found, bench.table(found), out)
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -207,6 +229,6 @@ def _machine(found: dict[str, Any]) -> str:
 
 def register(parent: typer.Typer) -> None:
     """Puts `bench` and its commands under the application."""
-    for command in (engine, peers, scale, overhead, pruning):
+    for command in (engine, peers, scale, wire, overhead, pruning):
         app.command(command.__name__)(tidy(command))
     parent.add_typer(app)
