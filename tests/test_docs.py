@@ -78,7 +78,10 @@ def check(args: list[str]) -> None:
     command = group.commands[args[0]]  # type: ignore[attr-defined]
     while isinstance(command, TyperGroup):
         command, args = command.commands[args[1]], args[1:]
-    given = command.make_context(args[0], args[1:]).params
+    rest = args[1:]
+    while hasattr(command, "commands") and rest:
+        command, rest = command.commands[rest[0]], rest[1:]
+    given = command.make_context(args[0], rest).params
     if args[0] in ("run", "compare") and not str(given.get("source")).endswith(".toml"):
         load(given.get("source") or "digits", given.get("overrides") or [])
 
@@ -91,7 +94,10 @@ def test_examples_are_found(tmp_path: Path) -> None:
     assert commands(text) == [["run", "digits", "--seed", "3"]]
 
 
-@pytest.mark.parametrize("line", ["run digits --sed 3", "runn digits", "run digit", "run digits --set lr=3"])
+@pytest.mark.parametrize(
+    "line",
+    ["run digits --sed 3", "runn digits", "run digit", "run digits --set lr=3", "bench enginn", "bench engine --sed 3"],
+)
 def test_a_wrong_example_is_noticed(line: str) -> None:
-    with pytest.raises(Exception, match=r"sed|runn|digit|lr"):
+    with pytest.raises(Exception, match=r"sed|runn|digit|lr|enginn"):
         check(line.split())
