@@ -14,6 +14,7 @@ from ..task import Task
 from .dropout import dropouts
 from .plan import Indices
 from .stacked import Act, Stacked
+from .traits import channels_last
 
 CHUNK = 1000
 """Samples that go through a model at once."""
@@ -51,6 +52,7 @@ class Evaluator:
         total = torch.zeros(2, dtype=torch.float64, device=self.task.device)
         for part in _parts(rows, CHUNK):
             x, y = self.task.gather(torch.from_numpy(part).to(self.task.device), test)
+            x = channels_last(x) if self.task.channels_last else x
             total += self._sums(self.flat.module(x), y)
         return total
 
