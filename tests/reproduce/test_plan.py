@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from aedfl.algorithms import METHODS
+from aedfl.algorithms import METHODS, fedavg
 from aedfl.errors import UserError
 from aedfl.reproduce import paper, plan
 from aedfl.reproduce.plan import Wish, cell, cells, identity, setting, settings, target, targets
@@ -77,6 +78,29 @@ def test_identity_counts_values_whether_given_or_default() -> None:
     assert one("fedprox", ("hyper.mu=0.5",)).identity != base.identity
     config = base.config
     assert identity(config.model_copy(update={"seed": 2})) != base.identity
+    assert one("fedprox", ("training.momentum=0.0",)).identity == base.identity
+    for change in (
+        "training.momentum=0.5",
+        "data.alpha=0.1",
+        "fleet.slowest=20.0",
+        "devices=50",
+        "engine.precision=fp32",
+    ):
+        assert one("fedprox", (change,)).identity != base.identity
+
+
+def test_a_users_own_method_counts_by_what_it_says(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    text = (
+        Path(fedavg.__file__)
+        .read_text()
+        .replace("from ..", "from aedfl.")
+        .replace("from ._", "from aedfl.algorithms._")
+    )
+    path.write_text(text)
+    first = one(str(path)).identity
+    path.write_text(text + "# changed\n")
+    assert one(str(path)).identity != first
 
 
 def test_topology_does_not_concern_a_server() -> None:

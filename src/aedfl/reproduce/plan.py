@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shlex
 import tomllib
@@ -10,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from ..algorithms import METHODS, get
 from ..errors import UserError
 from ..experiment.complaints import unknown
-from ..experiment.config import RunConfig, config_hash, load, make_hyper
-from ..experiment.sections import Stop
+from ..experiment.config import RunConfig, load, make_hyper
 
 FIRST_SEED = 1
 """Table seeds count from here; seed 0 was looked at while methods were developed."""
@@ -117,11 +118,15 @@ class Cell:
 def identity(config: RunConfig) -> str:
     """Hash of all that a curve depends on; neither its length nor the machine.
 
-    Hyper-parameters count with their values, also where those are a method's defaults.
+    Hyper-parameters count with their values, also where those are a method's defaults. Other keys count where they
+    are not at their default, so that records stay valid when a config gets a new key.
     """
-    engine = config.engine.model_copy(update={"device": "auto"})
-    same = {"stop": Stop(virtual_seconds=1.0), "engine": engine, "hyper": resolved_hyper(config)}
-    return config_hash(config.model_copy(update=same))
+    table = config.model_dump(mode="json", exclude_defaults=True, exclude={"preset", "stop", "record", "hyper"})
+    engine = {"precision": config.engine.precision, "trainer": config.engine.trainer}
+    data = {key: value for key, value in table["data"].items() if key != "directory"}
+    own = Path(config.method).read_text() if config.method.endswith(".py") else ""
+    whole = {**table, "engine": engine, "data": data, "hyper": resolved_hyper(config), "own": own}
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def resolved_hyper(config: RunConfig) -> dict[str, Any]:
