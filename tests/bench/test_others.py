@@ -28,7 +28,7 @@ def test_fleets_of_two_sizes_are_measured_in_processes_of_their_own(tmp_path: Pa
     first, second = json.loads(path.read_text())["fleets"]
     assert (first["devices"], second["devices"]) == (5, 10)
     assert first["cost_ratio"] == 1 and first["exponent"] is None
-    ratio = second["microseconds_per_update"] / first["microseconds_per_update"]
+    ratio = second["cpu_microseconds_per_update"] / first["cpu_microseconds_per_update"]
     assert 2 ** (second["exponent"] - 1) == pytest.approx(ratio)
     for fleet in (first, second):
         assert 20 < fleet["updates"] < 80 and set(fleet["share"]) == set(scale.PARTS)
