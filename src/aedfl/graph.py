@@ -76,13 +76,12 @@ class Chosen:
         self.items = items
         self.flags = flags
 
-    def settled(self) -> list[Any]:
-        flags = self.flags.get().tolist()
+    def settled(self, flags: list[bool]) -> list[Any]:
         return [list(item) for item, flag in zip(self.items, flags, strict=True) if flag]
 
 
 def values_in(thing: Any) -> list[Value]:
-    """Every `Value` in nested tuples, lists and dicts."""
+    """Every `Value` in nested tuples, lists, dicts and choices."""
     found: list[Value] = []
     left = [thing]
     while left:
@@ -93,6 +92,8 @@ def values_in(thing: Any) -> list[Value]:
             left.extend(part)
         elif isinstance(part, dict):
             left.extend(part.values())
+        elif isinstance(part, Chosen):
+            found.append(part.flags)
     return found
 
 

@@ -120,7 +120,7 @@ def learn_job(slots: int, seed: int) -> tuple[Any, ...]:
 
 def test_learning_is_the_rules_applied_to_each_device() -> None:
     batch = [learn_job(3, 100), learn_job(4, 200)]
-    found = Learn(control=True, selector=True, derivative="exact", selector_lr=0.1).run(batch)
+    found = Learn(control=True, selector=True, derivative="exact", selector_lr=0.1, reuse=True).run(batch)
     for job, (control, theta, window) in zip(batch, found, strict=True):
         slope = control_gradient(
             job[-1][None], torch.stack(job[3])[None], job[5][None], job[0][None], None, job[6][None], "exact"
@@ -131,6 +131,16 @@ def test_learning_is_the_rules_applied_to_each_device() -> None:
         moved = reinforce_step(job[1][None], job[7][None], valid, job[9][None], gain, 0.1, 0.05)
         assert torch.equal(theta, moved[0]) and not torch.equal(theta, job[1])
         assert torch.equal(window.nan_to_num(-1), remember(job[2][None], job[-3][None])[0].nan_to_num(-1))
+
+
+def test_what_could_not_be_chosen_teaches_nothing() -> None:
+    job = learn_job(4, 300)
+    used = job[7][:, 0] > 0.5
+    assert 0 < used.sum() < len(used)
+    ((_, theta, _),) = Learn(control=False, selector=True, selector_lr=0.1).run([job])
+    gain = advantage(job[-3][None], job[2][None], True)
+    moved = reinforce_step(job[1][None], job[7][None], ~used[None], job[9][None], gain, 0.1, 0.05)
+    assert torch.equal(theta, moved[0])
 
 
 def test_a_reference_turns_the_reward_into_a_gain() -> None:

@@ -1,4 +1,4 @@
-"""The GPU's batched trainer against the sequential one on the CPU."""
+"""The GPU's trainers against the sequential one on the CPU."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from aedfl.data import Dataset, Split
 from aedfl.models import build
 from aedfl.task import Task
 from aedfl.training.batched import BatchedTrainer
+from aedfl.training.grouped import GroupedTrainer, supports
 from aedfl.training.plan import Plan, TrainJob
 from aedfl.training.sequential import SequentialTrainer
 
@@ -40,17 +41,22 @@ def on_gpu(job: TrainJob) -> TrainJob:
     return TrainJob(job.vector.cuda(), job.samples, job.key, job.lr, job.epochs, mask)
 
 
+@pytest.mark.parametrize("trainer", [BatchedTrainer, GroupedTrainer], ids=["batched", "grouped"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("tf32", "tolerance"), [(False, 1e-4), (True, 5e-3)])
-def test_batched_on_gpu_equals_sequential_on_cpu(name: str, tf32: bool, tolerance: float) -> None:
+@pytest.mark.parametrize(("tf32", "tolerance"), [(False, 3e-5), (True, 1e-3)], ids=["fp32", "tf32"])
+def test_training_on_a_gpu_equals_sequential_training_on_a_cpu(
+    name: str, tf32: bool, tolerance: float, trainer: type[BatchedTrainer] | type[GroupedTrainer]
+) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     module, plan = build(name, SHAPES[name], 10, seed=0), Plan(batch_size=50, momentum=0.5, probe=True)
     cpu, gpu = Task(module, data(SHAPES[name])), Task(module, data(SHAPES[name]), device="cuda")
+    if trainer is GroupedTrainer and not supports(gpu):
+        pytest.skip("left to vmap on a GPU")
     expected = SequentialTrainer(cpu).train(plan, jobs(cpu, 5))
-    found = BatchedTrainer(gpu).train(plan, [on_gpu(job) for job in jobs(cpu, 5)])
+    found = trainer(gpu).train(plan, [on_gpu(job) for job in jobs(cpu, 5)])
     for one, other, job in zip(expected, found, jobs(cpu, 5), strict=True):
         moved = (one.vector - job.vector).norm()
         assert moved > 0
         assert (one.vector - other.vector.cpu()).norm() <= tolerance * one.vector.norm()
-        assert (one.gradient - other.gradient.cpu()).norm() <= 10 * tolerance * one.gradient.norm()
-        assert torch.allclose(one.loss, other.loss.cpu(), rtol=tolerance, atol=tolerance)
+        assert (one.gradient - other.gradient.cpu()).norm() <= 50 * tolerance * one.gradient.norm()
+        assert torch.allclose(one.loss, other.loss.cpu(), rtol=10 * tolerance, atol=10 * tolerance)

@@ -27,7 +27,7 @@ from ..rules.weights import Derivative, Step, control_flops
 from ..sparsity.job import Budget, Prune, Rate
 from ..sparsity.loss_change import Form
 from ..sparsity.rate import cap
-from ..training.plan import Indices
+from ..training.plan import Indices, Plan
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Hyper:
     outer: Literal["training", "held-out"] = option("training", "data behind losses and gradients of merged models")
     held_out_samples: int = option(100, "held-out samples looked at per update, with outer = held-out")
 
-    reuse_merged: bool = option(False, "without selection: merge cached models again that were merged before")
+    reuse_merged: bool = option(False, "cached models that were merged before may be merged again, as in the paper")
     selector_lr: float = option(0.03, "learning rate of the selector")
     epsilon: float = option(0.01, "share of choices made at random")
     reward: Literal["loss", "gain"] = option(
@@ -51,15 +51,20 @@ class Hyper:
     window: int = option(10, "losses in the mean that is REINFORCE's baseline")
     count_since: bool = option(True, "the selector sees how long nothing was merged")
 
-    control_rate: float = option(0.05, "learning rate of the control parameters")
+    control_rate: float = option(0.01, "learning rate of the control parameters")
     weight_gradient: Derivative = option("exact", "derivative of the weights: the paper's truncated one, or exact")
     control_step: Step = option("exponentiated", "step of the control parameters; raw is the paper's")
     own_staleness: Literal["one", "counted"] = option("counted", "age of the own model: 1, or updates since a merge")
-    loss_power: float = option(0.0, "exponent of the loss in a model's importance; the paper's is 1")
+    own_power: float = option(1.0, "exponent of the own model's age in its weight; the paper's is 1/2")
+    loss_power: float = option(-0.5, "a model's weight is divided by this power of its loss; the paper's is 1")
 
-    prune_start: int = option(20, "first local update that may prune")
+    quiet_lr: float = option(0.0, "the learning rate falls by this power of the updates since a model came; 0: never")
+    quiet_limit: int = option(0, "updates without a new model after which a device waits for one; 0: it never waits")
+    patience: float = option(4.0, "how long it waits at most, in local updates of its own")
+
+    prune_start: int = option(40, "first local update that may prune")
     prune_every: int = option(20, "local updates between pruning steps")
-    prune_end: int = option(200, "local update at which the cap of the rate reaches max_rate")
+    prune_end: int = option(300, "local update at which the cap of the rate reaches max_rate")
     max_rate: float = option(0.5, "largest share of the prunable parameters that goes")
     rate: Rate = option("schedule", "the rate itself: gap rule of the paper under the schedule's cap, or the schedule")
     probes: int = option(10, "Hessian products behind the change of the gradient")
@@ -121,6 +126,8 @@ class State:
     """Pruning rates of the neighbours whose models were there at the last merge, by slot."""
     cut: tuple[Value, ...] | None = None
     """Kept entries, MACs and rate of the last pruning, until they have been read."""
+    quiet: int = 0
+    """Local updates since a model came."""
     slots: tuple[int, ...] = ()
     """The in-neighbours that `control` and `seen` are about."""
 
@@ -153,7 +160,8 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
     state = State(**saved) if (saved := ctx.restore()) else State.begin(ctx, hyper)
     while ctx.running:
         await follow(ctx, state)
-        trained = await ctx.train(state.model, replace(ctx.plan(), probe=hyper.learns or hyper.pruning))
+        began = ctx.now
+        trained = await ctx.train(state.model, plan(ctx, hyper, state))
         if state.cut is not None:
             trained = await settle(ctx, state, trained)
         if hyper.pruning:
@@ -161,7 +169,7 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
                 LargestNorm(), state.largest, trained.gradient,
                 flops=2.0 * ctx.task.layout.parameters, purpose="pruning",
             )  # fmt: skip
-        receive(ctx, state)
+        await receive(ctx, hyper, state, ctx.now - began)
         await learn(ctx, hyper, state, trained)
         metrics = await merge(ctx, hyper, state, trained)
         loss = await judge(ctx, hyper, state, trained)
@@ -185,12 +193,25 @@ async def follow(ctx: Context, state: State) -> None:
     state.slots, state.last, state.judged = ctx.in_neighbours, None, None
 
 
-def receive(ctx: Context, state: State) -> None:
+def plan(ctx: Context, hyper: Hyper, state: State) -> Plan:
+    """Local training; a device that hears nothing moves less, so that it does not drift away from the others."""
+    given = ctx.plan()
+    lr = given.lr / (1 + state.quiet) ** hyper.quiet_lr
+    return replace(given, lr=lr, probe=hyper.learns or hyper.pruning)
+
+
+async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None:
     """Every cache entry is replaced as a whole by the newest model that has come from that neighbour."""
-    for message in ctx.receive():
+    messages = ctx.receive()
+    if not messages and 0 < hyper.quiet_limit <= state.quiet + 1:
+        news = await ctx.wait(timeout=hyper.patience * took)
+        messages = [] if news is None else [news]
+    state.quiet += 1
+    for message in messages:
         source, given = message.source, message.fields
         if message.kind != "model" or source not in ctx.in_neighbours:
             continue
+        state.quiet = 0
         state.versions[source] = state.versions.get(source, 0) + 1
         state.cache[source] = Cached(
             cast(Model, message.model), given["loss"], given["samples"], given["rate"], ctx.update,
@@ -208,7 +229,7 @@ async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> N
     flops += control_flops(slots + 1, ctx.task.layout.parameters) * hyper.weighting
     state.control, state.theta, state.window = await ctx.compute(
         Learn(hyper.weighting, hyper.selection, hyper.control_rate, hyper.weight_gradient, hyper.control_step,
-              hyper.selector_lr, hyper.epsilon),
+              hyper.selector_lr, hyper.epsilon, reuse=hyper.reuse_merged),
         state.control, state.theta, state.window, last.vectors, last.masks, last.weights, last.result,
         last.features, np.array(last.versions), last.choices, loss, before, gradient,
         flops=flops, purpose="learning",
@@ -234,7 +255,7 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     masks = tuple(None if model is None else model.mask for model in models)
     samples = np.array([ctx.samples, *(entry.samples if entry else 0 for entry in cached)])
     vector, weights = await ctx.compute(
-        Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power),
+        Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power, hyper.own_power),
         vectors, masks, samples, ages, (trained.loss, *losses), state.control, choices, state.since,
         flops=costs.merging(ctx.task.layout.size, 1 + sum(v > 0 for v in versions)), purpose="merging",
     )  # fmt: skip
@@ -246,7 +267,7 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
         state.last = Merged(vectors, masks, weights, vector, features, versions, choices)
     merged = Chosen(tuple(zip(slots, ages.tolist(), strict=True)), choices)
     if not hyper.selection and not hyper.reuse_merged:
-        state.cache = {}
+        state.cache = {}  # what is not chosen by the selector may be chosen later
     metrics = {"merged": merged, "weights": weights}
     metrics |= {"priorities": probabilities} if hyper.selection else {}
     return metrics | ({"control": state.control} if hyper.weighting else {})

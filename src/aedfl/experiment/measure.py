@@ -15,7 +15,7 @@ from ..graph import Chosen
 from ..randomness import generator
 from ..rules.merge import streamed_consensus_distance, weighted_mean
 from ..sim.simulation import Simulation
-from ..sim.work import plain
+from ..sim.work import fetch, plain
 from ..training.evaluate import Scorer
 from .config import RunConfig
 from .workshop import Rows
@@ -35,7 +35,7 @@ class Measure:
     def staleness(self, merged: Any) -> None:
         """Notes sources and staleness of models that were merged since the last evaluation."""
         self._merged.append(merged)
-        while self._merged and not (isinstance(first := self._merged[0], Chosen) and first.flags.data is None):
+        while self._merged and _at_hand(self._merged[0]):
             self._ages.extend(int(age) for _, age in plain(self._merged.popleft()))
 
     def forget(self) -> None:
@@ -49,7 +49,8 @@ class Measure:
         metric, loss = self.evaluator.score([self.global_vector()], rows.evaluation, rows.test)
         local, _ = self.evaluator.score([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
         worst = sorted(local)[: max(1, len(local) // 10)]
-        stale = [*self._ages, *(age for merged in plain(list(self._merged)) for _, age in merged)]
+        merges = list(self._merged)
+        stale = [*self._ages, *(age for merged in plain(merges, fetch(merges)) for _, age in merged)]
         self.forget()
         return {
             "time": sim.time,
@@ -85,6 +86,11 @@ class Measure:
         ones = torch.ones_like(vectors[0], dtype=torch.bool)
         masks = [ones if model.mask is None else model.mask.get() for model in models]
         return weighted_mean(vectors, weights, masks, torch.zeros_like(vectors[0]))
+
+
+def _at_hand(merged: Any) -> bool:
+    """True if it is computed and need not be fetched from an accelerator, which would wait for all its work."""
+    return not isinstance(merged, Chosen) or (merged.flags.data is not None and not merged.flags.data.is_cuda)
 
 
 class _Vectors:

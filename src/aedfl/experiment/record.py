@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
-from ..sim.work import plain
+from ..sim.work import fetch, plain
 
 STREAMS = ("metrics", "updates", "journal")
 Row = dict[str, Any] | list[Any]
 
 
 def _line(row: Row) -> bytes:
-    return json.dumps(plain(row), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"
 
 
 class Record:
@@ -48,11 +48,13 @@ class Record:
 
     def settle(self) -> dict[str, int]:
         """Writes everything that was added, and says how long each file is then."""
+        fetched = fetch([row for _, row in self._pending])
         for stream, row in self._pending:
+            settled = plain(row, fetched)
             if self.folder is None:
-                self.rows[stream].append(plain(row))
+                self.rows[stream].append(settled)
             else:
-                self._files[stream].write(_line(row))
+                self._files[stream].write(_line(settled))
         self._pending.clear()
         for file in self._files.values():
             file.flush()

@@ -190,11 +190,22 @@ def _dump(path: Path, content: Any) -> None:
     partial.replace(path)
 
 
+def behind(runs: Sequence[Run]) -> list[bool]:
+    """Which runs may go on: none runs far ahead, so that all end at about the same time and batches stay large."""
+    slowest = min((run.sim.env.now for run in runs), default=0.0)
+    return [run.sim.env.now <= slowest + run.config.evaluation.every for run in runs]
+
+
 def drive_all(runs: Sequence[Run], workshop: Workshop) -> None:
     """Advances runs in turn until each one waits for results, then computes all queued work as one batch."""
     driving = [(run, run.drive()) for run in runs]
     while driving:
-        driving = [(run, steps) for run, steps in driving if next(steps, run) is not run]
+        turn = behind([run for run, _ in driving])
+        driving = [
+            (run, steps)
+            for (run, steps), goes in zip(driving, turn, strict=True)
+            if not goes or next(steps, run) is not run
+        ]
         workshop.queue.flush()
     for run in runs:
         run.finish()

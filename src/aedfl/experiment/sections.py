@@ -164,7 +164,7 @@ class Engine(Section):
 
     trainer: Literal["auto", "sequential", "batched"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     lookahead: Count = 256
     """Jobs that may be queued before they are computed together."""
     threads: Count | None = None

@@ -1,7 +1,7 @@
 """Runs many configs in one process and one batch; each leaves its outcome the moment it ends.
 
-As many as fit run at once, and the next one starts when one has ended. When the time is up, the unfinished
-ones leave what they have. One that fails leaves its error, and the others go on.
+As many as fit run at once, side by side in virtual time, and the next one starts when one has ended. When the
+time is up, the unfinished ones leave what they have. One that fails leaves its error, and the others go on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -62,6 +63,8 @@ class _Active(Generic[Tag]):
     config: RunConfig
     run: Run
     steps: Iterator[None]
+    wave: int
+    """Runs that begin together have the same number."""
     ended: bool = False
 
     def outcome(self, complete: bool, error: str = "") -> Outcome:
@@ -118,16 +121,21 @@ class Pool(Generic[Tag]):
         workshop: Workshop,
         together: Together,
     ) -> None:
+        wave = 0
         while (waiting or active) and self.clock.left > self._round:
             began = self.clock.elapsed
+            wave += 1
             while waiting and len(active) < self.at_once:
-                active += self._start(*waiting.popleft(), workshop, together)
-            active[:] = [one for one in active if self._step(one)]
+                active += self._start(*waiting.popleft(), wave, workshop, together)
+            turn = _turns(active)
+            active[:] = [one for one, goes in zip(active, turn, strict=True) if not goes or self._step(one)]
             workshop.queue.flush()
             active[:] = self._finished(active)
             self._round = self.clock.elapsed - began
 
-    def _start(self, tag: Tag, config: RunConfig, workshop: Workshop, together: Together) -> list[_Active[Tag]]:
+    def _start(
+        self, tag: Tag, config: RunConfig, wave: int, workshop: Workshop, together: Together
+    ) -> list[_Active[Tag]]:
         """The run, or nothing if it could not even begin. A person's mistake concerns all, and is theirs to know."""
         try:
             run = Run(config, workshop, self._folder(config), together.one())
@@ -136,7 +144,7 @@ class Pool(Generic[Tag]):
         except Exception as error:
             self.save(tag, Outcome([], False, error=_words(error)))
             return []
-        return [_Active(tag, config, run, run.drive())]
+        return [_Active(tag, config, run, run.drive(), wave)]
 
     def _folder(self, config: RunConfig) -> Path | None:
         if self.checkpoints is None:
@@ -178,6 +186,16 @@ class Pool(Generic[Tag]):
         elif active:
             self.say(f"  a batch of {len(active)} runs failed ({_words(error)}); they begin anew, half as many at once")
         return [(one.tag, one.config) for one in active]
+
+
+def _turns(active: Sequence[_Active[Tag]]) -> list[bool]:
+    """Which runs go on: none gets far ahead of one that began before it or with it; later ones are not waited for."""
+    slowest, turns = float("inf"), list[bool]()
+    for _, wave in groupby(active, key=lambda one: one.wave):
+        runs = [one.run for one in wave]
+        slowest = min(slowest, *(run.sim.env.now for run in runs))
+        turns += [run.sim.env.now <= slowest + run.config.evaluation.every for run in runs]
+    return turns
 
 
 def device_name(device: torch.device) -> str:

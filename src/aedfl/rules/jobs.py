@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Job, Op
+from ..replay import replayed
 from .baseline import advantage, remember
 from .features import selector_features
 from .merge import merge
@@ -37,7 +38,7 @@ class Select(Op):
     learned: bool
     """By the selector network; otherwise everything that is new."""
     reuse: bool = False
-    """Without the network: also what was merged before."""
+    """Also what was merged before."""
     greedy: bool = False
     epsilon: float = 0.05
     count_since: bool = True
@@ -47,31 +48,29 @@ class Select(Op):
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         theta, seen, since, versions, ages, losses, own_loss, uniforms = zip(*jobs, strict=True)
         device = seen[0].device
-        slots = [len(v) for v in versions]
-        given = _rows(versions, device)
-        merged_before = _rows(seen, device)
-        since_merge = torch.stack(since)
-        valid = given > 0
-        used = given == merged_before
-        missing = torch.full((), torch.inf, device=device)
-        loss = _rows([_losses(job, missing) for job in losses], device)
-        features = selector_features(
-            used,
-            _rows(ages, device),
-            loss,
-            torch.stack(own_loss),
-            valid,
-            since_merge if self.count_since else None,
-        )
+        tables = (
+            torch.stack(theta), _rows(seen, device), torch.stack(since), _rows(versions, device), _rows(ages, device),
+            _losses(losses, device), torch.stack(own_loss), _rows(uniforms, device),
+        )  # fmt: skip
+        *found, since_now = replayed(self, self._decide, *tables)
+        return _cut([len(v) for v in versions], *found, each=since_now)
+
+    def _decide(
+        self, theta: Tensor, seen: Tensor, since: Tensor, given: Tensor, ages: Tensor, losses: Tensor,
+        own_loss: Tensor, uniforms: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        there, used = given > 0, given == seen
+        counted = since if self.count_since else None
+        features = selector_features(used, ages, losses, own_loss, there, counted)
+        open_to_choice = there if self.reuse else there & ~used
         if self.learned:
-            picked = select(torch.stack(theta), features, valid, _rows(uniforms, device), self.epsilon, self.greedy)
+            picked = select(theta, features, open_to_choice, uniforms, self.epsilon, self.greedy)
             choices, probabilities = picked.choices, picked.probabilities
         else:
-            choices = valid if self.reuse else valid & ~used
-            probabilities = choices.float()
-        seen_now = torch.where(choices, given, merged_before)
-        since_now = torch.where(choices.any(1), 0, since_merge + 1)
-        return _cut(slots, choices, probabilities, features, seen_now, each=since_now)
+            choices, probabilities = open_to_choice, open_to_choice.float()
+        seen_now = torch.where(choices, given, seen)
+        since_now = torch.where(choices.any(1), 0, since + 1)
+        return choices, probabilities, features, seen_now, since_now
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ class Merge(Op):
     """The own model ages with every local update in which nothing was merged."""
     loss_power: float = 1.0
     """Exponent of the loss in the importance; the paper's is 1."""
+    own_power: float = 0.5
+    """Exponent of the own model's age; a neighbour's is the paper's 1/2."""
     outputs: ClassVar[int] = 2
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
@@ -97,10 +98,9 @@ class Merge(Op):
         counts = _rows(samples, device)
         chosen = _rows(choices, device)
         if self.dynamic:
-            own = own_staleness(torch.stack(since), self.count_own)
+            own = own_staleness(torch.stack(since), self.count_own) ** (2 * self.own_power)
             age = torch.cat([own[:, None], _rows(ages, device)], 1)
-            missing = torch.full((), torch.inf, device=device)
-            loss = _rows([_losses(job, missing) for job in losses], device) ** self.loss_power
+            loss = _losses(losses, device) ** self.loss_power
             weights = normalise(importance(counts, _rows(control, device, 1.0), age, loss), chosen)
         else:
             weights = normalise(counts, chosen)
@@ -112,8 +112,8 @@ class Merge(Op):
             )
             merged = merge(stack, held, weights[part])
             width = [len(job) for job in vectors[part]]
-            rows = zip(merged, weights[part].float(), width, strict=True)
-            results += [(vector.clone(), weight[:count].clone()) for vector, weight, count in rows]
+            shares = [weight[:count] for weight, count in zip(weights[part].float(), width, strict=True)]
+            results += zip(_copies(merged.unbind()), _copies(shares), strict=True)
         return results
 
 
@@ -134,6 +134,8 @@ class Learn(Op):
     selector_lr: float = 1e-3
     epsilon: float = 0.05
     standardise: bool = True
+    reuse: bool = False
+    """Whether models that were merged before could be chosen."""
     outputs: ClassVar[int] = 3
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
@@ -142,9 +144,10 @@ class Learn(Op):
             [one if other is None else one - other for one, other in zip(loss, reference, strict=True)]
         )
         new_control = self._control(control, last, gradient) if self.control else control
-        new_theta = self._theta(theta, window, last, reward) if self.selector else theta
-        windows = remember(torch.stack(window), reward)
-        return list(zip(new_control, new_theta, [row.clone() for row in windows], strict=True))
+        before = torch.stack(window)
+        new_theta = self._theta(theta, before, last, reward) if self.selector else theta
+        windows = remember(before, reward)
+        return list(zip(new_control, new_theta, _copies(windows.unbind()), strict=True))
 
     def _control(self, control: Any, last: list[Any], gradient: Any) -> list[Tensor]:
         vectors, masks, weights, merged = last[:4]
@@ -159,23 +162,26 @@ class Learn(Op):
                 torch.stack(merged[part]), self.derivative,
             )  # fmt: skip
             found += list(control_step(now, slope, self.rate, self.step))
-        return [row[: len(old)].clone() for row, old in zip(found, control, strict=True)]
+        return list(_copies([row[: len(old)] for row, old in zip(found, control, strict=True)]))
 
-    def _theta(self, theta: Any, window: Any, last: list[Any], reward: Tensor) -> list[Tensor]:
-        features, versions, choices = last[4:]
-        device = reward.device
-        gain = advantage(reward, torch.stack(window), self.standardise)
-        moved = reinforce_step(
-            torch.stack(theta), _rows(features, device), _rows(versions, device) > 0, _rows(choices, device),
-            gain, self.selector_lr, self.epsilon,
-        )  # fmt: skip
-        return [row.clone() for row in moved]
+    def _theta(self, theta: Any, window: Tensor, last: list[Any], reward: Tensor) -> list[Tensor]:
+        features, versions, choices = (_rows(part, reward.device) for part in last[4:])
+        (moved,) = replayed(self, self._reinforced, torch.stack(theta), window, features, versions, choices, reward)
+        return list(_copies(moved.unbind()))
+
+    def _reinforced(
+        self, theta: Tensor, window: Tensor, features: Tensor, versions: Tensor, choices: Tensor, reward: Tensor
+    ) -> tuple[Tensor]:
+        gain = advantage(reward, window, self.standardise)
+        used = features[..., 0] > 0.5
+        valid = (versions > 0) & (~used | self.reuse)
+        return (reinforce_step(theta, features, valid, choices, gain, self.selector_lr, self.epsilon),)
 
 
 def _rows(parts: Sequence[Any], device: torch.device, fill: float = 0.0) -> Tensor:
     """Vectors (or [M, F] tables) of several lengths as one tensor, padded at the end; arrays travel in one piece."""
     if not isinstance(parts[0], Tensor):
-        return torch.from_numpy(_padded(parts, fill)).to(device)
+        return torch.from_numpy(_padded(parts, fill)).to(device, non_blocking=True)
     width = max(len(part) for part in parts)
     if all(len(part) == width for part in parts):
         return torch.stack(list(parts))
@@ -192,8 +198,16 @@ def _padded(arrays: Sequence[Any], fill: float) -> np.ndarray[Any, Any]:
     return table
 
 
-def _losses(values: Sequence[Tensor | None], missing: Tensor) -> Tensor:
-    return torch.stack([missing if value is None else value for value in values]) if values else missing.new_empty(0)
+def _losses(jobs: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
+    """[B, M], infinite where there is none."""
+    missing, width = torch.full((), torch.inf, device=device), max(len(job) for job in jobs)
+    flat = [missing if value is None else value for job in jobs for value in (*job, *[None] * (width - len(job)))]
+    return torch.stack(flat).view(len(jobs), width) if flat else missing.new_empty(len(jobs), 0)
+
+
+def _copies(rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Rows of a table as tensors of their own, so that none keeps the table alive; on a GPU in one call."""
+    return torch._foreach_mul(list(rows), 1.0) if rows[0].is_cuda else [row.clone() for row in rows]
 
 
 def _cut(slots: list[int], *tables: Tensor, each: Tensor) -> list[tuple[Tensor, ...]]:
@@ -213,12 +227,12 @@ def _chunks(vectors: Sequence[Sequence[Tensor | None]]) -> list[slice]:
 
 def _stack(vectors: Sequence[Sequence[Tensor | None]], width: int) -> Tensor:
     """[B, width, P]; empty slots repeat the own model, which is never looked at there."""
-    stacks = []
+    flat: list[Tensor] = []
     for own, *others in vectors:
         assert own is not None
         row = [own, *(own if vector is None else vector for vector in others)]
-        stacks.append(torch.stack(row + [own] * (width - len(row))))
-    return torch.stack(stacks)
+        flat += row + [own] * (width - len(row))
+    return torch.stack(flat).view(len(vectors), width, -1)
 
 
 def _held(masks: Sequence[Sequence[Tensor | None]], vectors: Sequence[Any], width: int) -> Tensor | None:
@@ -226,5 +240,5 @@ def _held(masks: Sequence[Sequence[Tensor | None]], vectors: Sequence[Any], widt
     if all(mask is None for job in masks for mask in job):
         return None
     full = torch.ones_like(vectors[0][0], dtype=torch.bool)
-    rows = [[full if mask is None else mask for mask in job] for job in masks]
-    return torch.stack([torch.stack(row + [full] * (width - len(row))) for row in rows])
+    flat = [full if mask is None else mask for job in masks for mask in (*job, *[None] * (width - len(job)))]
+    return torch.stack(flat).view(len(masks), width, -1)

@@ -36,8 +36,8 @@ def weighted_mean(
     they need not sum to 1. Where nobody holds a parameter, it is that of `fallback` (default: the first).
     """
     first = vectors[0]
-    slots = [torch.as_tensor(w, dtype=first.dtype, device=first.device) for w in weights]
-    return _mean(vectors, slots, masks, first if fallback is None else fallback)
+    slots = torch.as_tensor(weights, dtype=first.dtype).to(first.device, non_blocking=True)
+    return _mean(vectors, list(slots.unbind()), masks, first if fallback is None else fallback)
 
 
 def pairwise_average(left: Tensor, right: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ..graph import Chosen, Job, Op, Queue, Value
+from ..graph import Chosen, Job, Op, Queue, Value, values_in
 
 
 class Work:
@@ -69,14 +70,33 @@ class Work:
         self.replaying = False
 
 
-def plain(value: Any) -> Any:
+Fetched = dict[int, Tensor]
+"""Copies in host memory by the identity of the value."""
+
+
+def fetch(thing: Any) -> Fetched:
+    """Values of a nested structure that lie on an accelerator, brought over in one copy per kind of number."""
+    kinds: dict[torch.dtype, dict[int, Tensor]] = {}
+    for value in values_in(thing):
+        if value.data is not None and value.data.is_cuda:
+            kinds.setdefault(value.data.dtype, {})[id(value)] = value.data
+    found: Fetched = {}
+    for tensors in kinds.values():
+        flat = torch.cat([tensor.flatten() for tensor in tensors.values()]).cpu()
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
+        found |= {key: part.view(old.shape) for (key, old), part in zip(tensors.items(), parts, strict=True)}
+    return found
+
+
+def plain(value: Any, fetched: Fetched | None = None) -> Any:
     """Values become Python numbers or lists, everywhere in a nested structure."""
     if isinstance(value, Value):
-        return value.get().tolist()
+        known = None if fetched is None else fetched.get(id(value))
+        return (value.get() if known is None else known).tolist()
     if isinstance(value, Chosen):
-        return value.settled()
+        return value.settled(plain(value.flags, fetched))
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(part, fetched) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain(part) for part in value]
+        return [plain(part, fetched) for part in value]
     return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

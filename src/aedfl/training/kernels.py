@@ -1,10 +1,13 @@
 """GPU kernels for the small layers of N models at once, written in Triton.
 
-Libraries run a grouped convolution of a few channels model by model, and turn it round in memory first; matrix units
-need more channels than there are. Here every lane of a warp has positions of the output of its own and all filters in
-registers, and a program is a single warp. Sums run in float32 and in a fixed order, so that results are the same in
-every run. `stacked` uses these kernels on CUDA devices; the plain path, PyTorch's own functions, is their oracle.
+Libraries run a grouped convolution of a few channels model by model, or turn it round in memory first. Here a
+convolution is one product of matrices per model, whose operand (the image patches) is gathered on the way and never
+stored. Sums run in a fixed order, so that results are the same in every run. `stacked` uses these kernels on CUDA
+devices; the plain path, PyTorch's own functions, is their oracle.
 """
+
+# The arguments of a kernel are pointers and numbers of the GPU; they have no types here.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-POSITIONS = 256
-"""Positions that a program computes, eight for each lane."""
-LANES = 32
-PROGRAMS = 4096
-"""Programs that a gradient by the weights is split into: enough to fill a large GPU."""
+PATCH = 64
+"""Positions that one program computes."""
+REDUCTION = 32
+"""Products that are summed in one go."""
+PROGRAMS = 1056
+"""Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
 
 
 @dataclass(frozen=True)
@@ -59,26 +63,28 @@ def _convolve(
     x, w, b, y, models, positions,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr,
+    BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[f, m] is the sum over channels and taps of the kernel; m is a position of the output in the whole batch."""
+    """y[f, m] = sum over k of w[f, k] x[k, m]: m a position of the output, k = (channel, row, column) of a patch."""
     model = tl.program_id(1)
     f = tl.program_id(2) * FB + tl.arange(0, FB)
     m = tl.program_id(0) * MB + tl.arange(0, MB)
     sample, place = m // (OH * OW), m % (OH * OW)
     row, column = place // OW * SH - PH, place % OW * SW - PW
-    image = x + (sample * models + model) * (C * H * W) + row * W + column
-    weight = w + (model * F + f) * (C * KH * KW)
+    start = (sample * models + model) * (C * H * W) + row * W + column
     total = tl.zeros((FB, MB), tl.float32)
-    for c in range(C):
-        for i in tl.static_range(KH):
-            for j in tl.static_range(KW):
-                there = m < positions
-                if PH + PW > 0:
-                    there &= (row + i >= 0) & (row + i < H) & (column + j >= 0) & (column + j < W)
-                pixel = tl.load(image + c * (H * W) + i * W + j, there, 0.0).to(tl.float32)
-                tap = tl.load(weight + c * (KH * KW) + i * KW + j, f < F, 0.0)
-                total += tap[:, None] * pixel[None, :]
+    for k0 in range(0, C * KH * KW, KB):
+        k = k0 + tl.arange(0, KB)
+        channel, inside = k // (KH * KW), k % (KH * KW)
+        kr, kc = inside // KW, inside % KW
+        there = (k < C * KH * KW)[:, None] & (m < positions)[None, :]
+        if PH + PW > 0:
+            r, c = row[None, :] + kr[:, None], column[None, :] + kc[:, None]
+            there &= (r >= 0) & (r < H) & (c >= 0) & (c < W)
+        patch = tl.load(x + start[None, :] + (channel * H * W + kr * W + kc)[:, None], there, 0.0)
+        known = (f < F)[:, None] & (k < C * KH * KW)[None, :]
+        weight = tl.load(w + (model * F + f)[:, None] * (C * KH * KW) + k[None, :], known, 0.0)
+        total = tl.dot(weight.to(patch.dtype), patch, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(b + model * F + f, f < F, 0.0)[:, None]
     target = y + ((sample * models + model) * F)[None, :] * (OH * OW) + f[:, None] * (OH * OW) + place[None, :]
@@ -90,29 +96,32 @@ def _input_gradient(
     g, w, dx, models, positions,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    CB: tl.constexpr, MB: tl.constexpr,
+    CB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx[c, m] is the sum over filters and taps; m is a position of the input in the whole batch."""
+    """dx[c, m] = sum over k of w[k, c] g[k, m]: m a position of the input, k = (filter, row, column) of the kernel."""
     model = tl.program_id(1)
-    c = tl.program_id(2) * CB + tl.arange(0, CB)
+    ch = tl.program_id(2) * CB + tl.arange(0, CB)
     m = tl.program_id(0) * MB + tl.arange(0, MB)
     sample, place = m // (H * W), m % (H * W)
     row, column = place // W + PH, place % W + PW
-    slopes = g + (sample * models + model) * (F * OH * OW)
-    weight = w + model * (F * C * KH * KW) + c * (KH * KW)
+    start = (sample * models + model) * (F * OH * OW)
     total = tl.zeros((CB, MB), tl.float32)
-    for f in range(F):
-        for i in tl.static_range(KH):
-            for j in tl.static_range(KW):
-                there = (m < positions) & (row >= i) & (column >= j)
-                if SH * SW > 1:
-                    there &= ((row - i) % SH == 0) & ((column - j) % SW == 0)
-                r, k = (row - i) // SH, (column - j) // SW
-                slope = tl.load(slopes + f * (OH * OW) + r * OW + k, there & (r < OH) & (k < OW), 0.0).to(tl.float32)
-                tap = tl.load(weight + f * (C * KH * KW) + i * KW + j, c < C, 0.0)
-                total += tap[:, None] * slope[None, :]
-    target = dx + ((sample * models + model) * C)[None, :] * (H * W) + c[:, None] * (H * W) + place[None, :]
-    tl.store(target, total.to(dx.dtype.element_ty), (c < C)[:, None] & (m < positions)[None, :])
+    for k0 in range(0, F * KH * KW, KB):
+        k = k0 + tl.arange(0, KB)
+        filter, inside = k // (KH * KW), k % (KH * KW)
+        r, c = row[None, :] - (inside // KW)[:, None], column[None, :] - (inside % KW)[:, None]
+        there = (k < F * KH * KW)[:, None] & (m < positions)[None, :] & (r >= 0) & (c >= 0)
+        if SH * SW > 1:
+            there &= (r % SH == 0) & (c % SW == 0)
+            r, c = r // SH, c // SW
+        there &= (r < OH) & (c < OW)
+        slope = tl.load(g + start[None, :] + (filter * (OH * OW))[:, None] + r * OW + c, there, 0.0)
+        known = (ch < C)[:, None] & (k < F * KH * KW)[None, :]
+        offset = (model * F + filter)[None, :] * (C * KH * KW) + ch[:, None] * (KH * KW) + inside[None, :]
+        weight = tl.load(w + offset, known, 0.0)
+        total = tl.dot(weight.to(slope.dtype), slope, total, input_precision=PRECISION)
+    target = dx + ((sample * models + model) * C)[None, :] * (H * W) + ch[:, None] * (H * W) + place[None, :]
+    tl.store(target, total.to(dx.dtype.element_ty), (ch < C)[:, None] & (m < positions)[None, :])
 
 
 @triton.jit
@@ -120,42 +129,46 @@ def _weight_gradient(
     x, g, dw, db, models, positions, share,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    BIAS: tl.constexpr, FB: tl.constexpr, JB: tl.constexpr, MB: tl.constexpr,
+    BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dw[f, c, i, :], the sum over this program's share of the positions; lanes are added at the end."""
+    """dw[f, k] = sum over m of g[f, m] x[k, m], over this program's share of the positions m."""
     part, model = tl.program_id(0), tl.program_id(1)
-    line = tl.program_id(2) % (C * KH)
-    c, i = line // KH, line % KH
-    f = tl.program_id(2) // (C * KH) * FB + tl.arange(0, FB)
-    j = tl.arange(0, JB)
-    total = tl.zeros((JB, FB, MB), tl.float32)
-    plain = tl.zeros((FB, MB), tl.float32)
+    f = tl.program_id(2) // KS * FB + tl.arange(0, FB)
+    k = tl.program_id(2) % KS * KB + tl.arange(0, KB)
+    channel, inside = k // (KH * KW), k % (KH * KW)
+    kr, kc = inside // KW, inside % KW
+    total = tl.zeros((FB, KB), tl.float32)
+    slopes = tl.zeros((FB,), tl.float32)
     for m0 in range(part * share, (part + 1) * share, MB):
         m = m0 + tl.arange(0, MB)
         sample, place = m // (OH * OW), m % (OH * OW)
-        row, column = place // OW * SH - PH + i, place % OW * SW - PW
-        there = (j < KW)[:, None] & (m < positions)[None, :]
+        row, column = place // OW * SH - PH, place % OW * SW - PW
+        start = (sample * models + model) * (C * H * W) + row * W + column
+        there = (k < C * KH * KW)[:, None] & (m < positions)[None, :]
         if PH + PW > 0:
-            k = column[None, :] + j[:, None]
-            there &= ((row >= 0) & (row < H))[None, :] & (k >= 0) & (k < W)
-        start = ((sample * models + model) * C + c) * (H * W) + row * W + column
-        pixels = tl.load(x + start[None, :] + j[:, None], there, 0.0).to(tl.float32)
+            r, c = row[None, :] + kr[:, None], column[None, :] + kc[:, None]
+            there &= (r >= 0) & (r < H) & (c >= 0) & (c < W)
+        patch = tl.load(x + start[None, :] + (channel * H * W + kr * W + kc)[:, None], there, 0.0)
         source = g + ((sample * models + model) * F)[None, :] * (OH * OW) + f[:, None] * (OH * OW) + place[None, :]
-        slopes = tl.load(source, (f < F)[:, None] & (m < positions)[None, :], 0.0).to(tl.float32)
-        total += pixels[:, None, :] * slopes[None, :, :]
+        slope = tl.load(source, (f < F)[:, None] & (m < positions)[None, :], 0.0)
+        total = tl.dot(slope.to(patch.dtype), tl.trans(patch), total, input_precision=PRECISION)
         if BIAS:
-            plain += slopes
+            slopes += tl.sum(slope.to(tl.float32), 1)
     at = (part * models + model) * F + f
-    target = dw + at[None, :] * (C * KH * KW) + line * KW + j[:, None]
-    tl.store(target, tl.sum(total, 2), (j < KW)[:, None] & (f < F)[None, :])
-    if BIAS:
-        if line == 0:
-            tl.store(db + at, tl.sum(plain, 1), f < F)
+    known = (f < F)[:, None] & (k < C * KH * KW)[None, :]
+    tl.store(dw + at[:, None] * (C * KH * KW) + k[None, :], total, known)
+    if BIAS:  # noqa: SIM102, a constant and a number of the run do not mix in Triton
+        if tl.program_id(2) % KS == 0:
+            tl.store(db + at, slopes, f < F)
 
 
-def _block(size: int) -> int:
-    """Filters that a lane holds at a time."""
-    return 8 if size <= 8 else 16
+def _precision() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _block(size: int, most: int) -> int:
+    """Matrix units want at least 16 rows."""
+    return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
 class _Conv(torch.autograd.Function):
@@ -164,11 +177,11 @@ class _Conv(torch.autograd.Function):
         x, weight = x.contiguous(), weight.contiguous()
         oh, ow = shape.out
         y = x.new_empty(shape.batch, shape.models * shape.filters, oh, ow)
-        positions, block = shape.batch * oh * ow, _block(shape.filters)
-        grid = (triton.cdiv(positions, POSITIONS), shape.models, triton.cdiv(shape.filters, block))
+        positions, block = shape.batch * oh * ow, _block(shape.filters, 64)
+        grid = (triton.cdiv(positions, PATCH), shape.models, triton.cdiv(shape.filters, block))
         _convolve[grid](
-            x, weight, bias, y, shape.models, positions, **shape.sizes,
-            BIAS=bias is not None, FB=block, MB=POSITIONS, num_warps=1,
+            x, weight, bias, y, shape.models, positions, **shape.sizes, BIAS=bias is not None,
+            FB=block, MB=PATCH, KB=REDUCTION, PRECISION=_precision(), num_warps=2 if block <= 16 else 4,
         )  # fmt: skip
         ctx.save_for_backward(x, weight)
         ctx.shape, ctx.bias = shape, None if bias is None else bias.shape
@@ -186,28 +199,30 @@ class _Conv(torch.autograd.Function):
 
 def _by_input(shape: Shape, g: Tensor, weight: Tensor) -> Tensor:
     dx = g.new_empty(shape.batch, shape.models * shape.channels, shape.height, shape.width)
-    positions, block = shape.batch * shape.height * shape.width, _block(shape.channels)
-    grid = (triton.cdiv(positions, POSITIONS), shape.models, triton.cdiv(shape.channels, block))
+    positions, block = shape.batch * shape.height * shape.width, _block(shape.channels, 64)
+    grid = (triton.cdiv(positions, PATCH), shape.models, triton.cdiv(shape.channels, block))
     _input_gradient[grid](
-        g, weight, dx, shape.models, positions, **shape.sizes, CB=block, MB=POSITIONS, num_warps=1
-    )
+        g, weight, dx, shape.models, positions, **shape.sizes,
+        CB=block, MB=PATCH, KB=REDUCTION, PRECISION=_precision(), num_warps=4,
+    )  # fmt: skip
     return dx
 
 
 def _by_weight(shape: Shape, x: Tensor, g: Tensor, biased: bool) -> tuple[Tensor, Tensor | None]:
     """Each part of the positions has a sum of its own; the parts are added in order."""
     oh, ow = shape.out
-    positions, block = shape.batch * oh * ow, _block(shape.filters)
-    lines = shape.channels * shape.kernel[0] * triton.cdiv(shape.filters, block)
-    wanted = max(1, min(PROGRAMS // (shape.models * lines), positions // (4 * LANES)))
-    share = triton.cdiv(triton.cdiv(positions, wanted), LANES) * LANES
+    width, positions = shape.channels * shape.kernel[0] * shape.kernel[1], shape.batch * oh * ow
+    filters, columns, step = _block(shape.filters, 64), _block(width, 128), PATCH // 2
+    tiles = triton.cdiv(shape.filters, filters) * triton.cdiv(width, columns)
+    wanted = max(1, min(PROGRAMS // (shape.models * tiles), positions // (4 * step)))
+    share = triton.cdiv(triton.cdiv(positions, wanted), step) * step
     parts = triton.cdiv(positions, share)
-    width = shape.channels * shape.kernel[0] * shape.kernel[1]
     dw = x.new_empty(parts, shape.models * shape.filters, width, dtype=torch.float32)
     db = x.new_empty(parts, shape.models * shape.filters, dtype=torch.float32) if biased else None
-    _weight_gradient[(parts, shape.models, lines)](
+    _weight_gradient[(parts, shape.models, tiles)](
         x, g, dw, db, shape.models, positions, share, **shape.sizes, BIAS=biased,
-        FB=block, JB=triton.next_power_of_2(shape.kernel[1]), MB=LANES, num_warps=1,
+        FB=filters, MB=step, KB=columns, KS=triton.cdiv(width, columns), PRECISION=_precision(),
+        num_warps=2 if filters <= 16 else 4,
     )  # fmt: skip
     return dw.sum(0), None if db is None else db.sum(0)
 

@@ -6,8 +6,8 @@ batched matrix product; what acts element by element stays as it is. An activati
 - images [B, N*C, ...], as grouped convolutions, norms and pooling want it;
 - rows [N, B, ...], as matrix products want it.
 
-A layer that is not known here makes `Stacked.of` return None, and the caller falls back to `vmap`. On a GPU with Triton,
-small convolutions, and pooling after a ReLU, run as kernels of our own.
+A layer that is not known here makes `Stacked.of` return None, and the caller falls back to `vmap`. On a GPU with
+Triton, small convolutions, norms, and pooling after a ReLU, run as kernels of our own.
 """
 
 from __future__ import annotations
@@ -56,6 +56,14 @@ class Act:
         return Act(data, self.count, False, self.fast)
 
 
+POOLING: dict[str, Any] = {
+    "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False,
+}  # fmt: skip
+"""Arguments of a pooling in their order, with their defaults."""
+SMALL = 32 * 32
+"""Channels times filters up to which the kernel of our own beats the library's."""
+
+
 @cache
 def kernels() -> Any:
     """The module of GPU kernels, or None where Triton is not installed."""
@@ -101,13 +109,16 @@ class Stacked:
 
     def _halves(self, node: fx.Node) -> bool:
         """True for a pooling of 2 by 2 without more."""
-        if node.op == "call_module":
-            layer = self.layers[str(node.target)]
-            asked = (layer.kernel_size, layer.stride, layer.padding) if type(layer) is nn.MaxPool2d else None
-            return asked in ((2, 2, 0), ((2, 2), (2, 2), 0)) and not layer.ceil_mode
-        plain = _name(node) in ("max_pool2d", "boolean_dispatch") and not node.kwargs.keys() - {"stride", "kernel_size"}
-        sizes = [*node.args[1:], *(node.kwargs[key] for key in ("stride", "kernel_size") if key in node.kwargs)]
-        return plain and 1 <= len(sizes) <= 2 and all(size in (None, 2) for size in sizes)
+        layer = self.layers.get(str(node.target)) if node.op == "call_module" else None
+        if type(layer) is nn.MaxPool2d:
+            asked = {name: getattr(layer, name) for name in POOLING}
+        elif node.op == "call_function" and _name(node) in ("max_pool2d", "boolean_dispatch"):
+            asked = POOLING | dict(zip(POOLING, node.args[1:], strict=False)) | dict(node.kwargs)
+        else:
+            return False
+        asked["stride"] = asked["stride"] or asked["kernel_size"]
+        pairs = {(size, size) if isinstance(size, int) else size for size in (asked["kernel_size"], asked["stride"])}
+        return pairs == {(2, 2)} and all(asked[name] == POOLING[name] for name in tuple(POOLING)[2:])
 
     def _is_relu(self, node: fx.Node) -> bool:
         return type(self.layers.get(str(node.target))) is nn.ReLU or _name(node) == "relu"
@@ -173,7 +184,8 @@ def _conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) ->
 
 
 def _small(layer: Any) -> bool:
-    return layer.groups == 1 and not isinstance(layer.padding, str) and set(layer.dilation) == {1}
+    plain = layer.groups == 1 and not isinstance(layer.padding, str) and set(layer.dilation) == {1}
+    return plain and layer.in_channels * layer.out_channels <= SMALL
 
 
 def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act:

@@ -1,0 +1,82 @@
+"""Functions whose GPU kernels are captured once and replayed: many small launches become one.
+
+Launching a kernel takes a CPU as long as a small kernel runs; a selector of a few thousand numbers is hundreds of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""Numbers of rows that graphs are captured for; a batch is padded to the next one."""
+
+Tensors = tuple[Tensor, ...]
+
+
+def padded_size(count: int) -> int:
+    """The next of `SIZES`; beyond them, multiples of 64."""
+    return next((size for size in SIZES if size >= count), -(-count // 64) * 64)
+
+
+def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
+    """A CUDA graph of the call, after two runs that let libraries choose their kernels.
+
+    Captured by hand: `torch.cuda.graph` would collect garbage first, which takes long beside a large simulation.
+    """
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool)
+        call()
+        graph.capture_end()
+    torch.cuda.synchronize()
+    return graph.replay
+
+
+@dataclass(eq=False)
+class _Recorded:
+    inputs: Tensors
+    outputs: Tensors
+    replay: Callable[[], None]
+
+
+_RECORDED: dict[Hashable, _Recorded] = {}
+
+
+def replayed(name: Hashable, function: Callable[..., Tensors], *tensors: Tensor) -> Tensors:
+    """`function(*tensors)` for a function that treats the rows of its tensors one by one.
+
+    On a GPU, its kernels are captured once for each name and (padded) number of rows; a CPU just calls it.
+    """
+    if not tensors[0].is_cuda:
+        return function(*tensors)
+    count = len(tensors[0])
+    size = padded_size(count)
+    key = (name, size, tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors), tensors[0].device)
+    if key not in _RECORDED:
+        _RECORDED[key] = _record(function, [_padded(tensor, size) for tensor in tensors])
+    found = _RECORDED[key]
+    for place, tensor in zip(found.inputs, tensors, strict=True):
+        place[:count].copy_(tensor)
+    found.replay()
+    return tuple(output[:count].clone() for output in found.outputs)
+
+
+def _padded(tensor: Tensor, size: int) -> Tensor:
+    """Rows of its own memory; what is added repeats the first."""
+    return torch.cat([tensor, tensor[:1].expand(size - len(tensor), *tensor.shape[1:])]).contiguous()
+
+
+def _record(function: Callable[..., Tensors], inputs: list[Tensor]) -> _Recorded:
+    outputs: list[Tensors] = []
+    replay = capture(lambda: outputs.append(function(*inputs)))
+    return _Recorded(tuple(inputs), outputs[-1], replay)

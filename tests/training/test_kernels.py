@@ -1,0 +1,84 @@
+"""The GPU kernels against PyTorch's own functions in double precision: values and all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+# models, batch, channels, height, width, filters, kernel, stride, padding
+CONVOLUTIONS = {
+    "lenet, first": (3, 4, 1, 28, 28, 6, (5, 5), (1, 1), (0, 0)),
+    "lenet, second": (2, 50, 6, 12, 12, 16, (5, 5), (1, 1), (0, 0)),
+    "strided": (3, 2, 16, 8, 8, 20, (3, 3), (2, 2), (1, 1)),
+    "shortcut": (2, 2, 17, 6, 7, 70, (1, 1), (2, 2), (0, 0)),
+    "line": (2, 3, 50, 1, 20, 32, (1, 4), (1, 1), (0, 0)),
+    "padded": (2, 30, 3, 9, 10, 5, (3, 3), (1, 1), (1, 1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", requires_grad=True)
+
+
+def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float = 2e-6) -> None:
+    slope = torch.randn_like(found)
+    ours = torch.autograd.grad(found, inputs, slope)
+    theirs = torch.autograd.grad(expected, inputs, slope.to(expected.dtype))
+    for one, other in zip((found, *ours), (expected, *theirs), strict=True):
+        assert (one.double() - other.double()).norm() <= tolerance * other.double().norm()
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution(case: str, biased: bool) -> None:
+    from aedfl.training import kernels
+
+    shape = kernels.Shape(*CONVOLUTIONS[case])  # type: ignore[arg-type]
+    n = shape.models
+    x = drawn(shape.batch, n * shape.channels, shape.height, shape.width)
+    weight, bias = drawn(n, shape.filters, shape.channels, *shape.kernel), drawn(n, shape.filters)
+    found = kernels.conv(x, weight, bias if biased else None, shape)
+    double: Any = [weight.double().flatten(0, 1), bias.double().flatten() if biased else None]
+    expected = F.conv2d(x.double(), *double, shape.stride, shape.padding, 1, n)
+    assert_same(found, expected, [x, weight, bias] if biased else [x, weight])
+
+
+@pytest.mark.parametrize("size", [(8, 8), (5, 7)])
+def test_relu_and_pooling(size: tuple[int, int]) -> None:
+    from aedfl.training import kernels
+
+    x = drawn(3, 4, *size)
+    assert_same(kernels.relu_pool(x), F.max_pool2d(F.relu(x), 2), [x], tolerance=0.0)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_group_norm(relu: bool) -> None:
+    from aedfl.training import kernels
+
+    x, scale, shift = drawn(3, 12, 5, 6), drawn(2, 6), drawn(2, 6)
+    expected = F.group_norm(x.double(), 4, scale.double().flatten(), shift.double().flatten())
+    found = kernels.group_norm(x, scale, shift, 4, 1e-5, relu)
+    assert_same(found, F.relu(expected) if relu else expected, [x, scale, shift])
+
+
+def test_cross_entropy_counts_present_samples_only() -> None:
+    from aedfl.training import kernels
+
+    logits, target = drawn(3, 50, 26), torch.randint(0, 26, (3, 50), device="cuda")
+    present = (torch.rand(3, 50, device="cuda") > 0.3).float()
+    present[2] = 0
+    each = F.cross_entropy(logits.double().flatten(0, 1), target.flatten(), reduction="none").view(3, 50)
+    expected = (each * present).sum(1) / present.sum(1).clamp(min=1)
+    assert_same(kernels.cross_entropy(logits, target, present), expected, [logits])
+    assert kernels.cross_entropy(logits, target, present)[2] == 0
