@@ -84,6 +84,31 @@ def test_when_the_time_is_up_runs_leave_what_they_have(cells: list[Cell], curves
         assert one.rows == curves[i][: len(one.rows)]
 
 
+def test_runs_stay_together_but_wait_for_no_newcomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An asynchronous run needs many flushes for the time in which FedAvg does one round."""
+    flush, prepare = Queue.flush, Run._prepare
+    runs, times = list[Run](), list[list[float]]()
+
+    def noted(run: Run) -> None:
+        runs.append(run)
+        prepare(run)
+
+    def watched(queue: Queue) -> None:
+        times.append([run.sim.time for run in runs])
+        flush(queue)
+
+    monkeypatch.setattr(Run, "_prepare", noted)
+    monkeypatch.setattr(Queue, "flush", watched)
+    slow = tiny("aedfl-0", until=60.0, changes=("engine.lookahead=2",))
+    pooled([tiny("fedavg", until=30.0), slow, tiny("fedprox", until=60.0)], at_once=2)
+    together = [row for row in times if len(row) == 2]
+    assert max(abs(fedavg - slow) for fedavg, slow in together) <= 10.0, "two measurements apart at most"
+    assert len(together) > 10
+    later = [row for row in times if len(row) == 3]
+    assert all(newcomer <= older for _, older, newcomer in later)
+    assert max(older - newcomer for _, older, newcomer in later) > 20.0, "the older run went on all the same"
+
+
 def test_an_interrupted_sitting_leaves_what_it_has(
     cells: list[Cell], curves: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
