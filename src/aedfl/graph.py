@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +68,10 @@ class Value:
         return f"Value({self.serial}, {'queued' if self.data is None else tuple(self.data.shape)})"
 
 
+PLAIN = frozenset({int, float, bool, str, np.ndarray})
+"""Types of arguments that hold no values."""
+
+
 class Chosen:
     """Items of which those count whose flag is set, once the flags are known; for the record."""
 
@@ -83,27 +88,34 @@ class Chosen:
 def values_in(thing: Any) -> list[Value]:
     """Every `Value` in nested tuples, lists, dicts and choices."""
     found: list[Value] = []
-    left = [thing]
-    while left:
-        part = left.pop()
-        if isinstance(part, Value):
-            found.append(part)
-        elif isinstance(part, (tuple, list)):
-            left.extend(part)
-        elif isinstance(part, dict):
-            left.extend(part.values())
-        elif isinstance(part, Chosen):
-            found.append(part.flags)
+    _collect((thing,), found)
     return found
+
+
+def _collect(parts: Iterable[Any], found: list[Value]) -> None:
+    """By exact types first: this runs for every argument of every job."""
+    for part in parts:
+        kind = type(part)
+        if kind is Value:
+            found.append(part)
+        elif part is None or kind in PLAIN:
+            continue
+        elif isinstance(part, (tuple, list)):
+            _collect(part, found)
+        elif isinstance(part, dict):
+            _collect(part.values(), found)
+        elif kind is Chosen:
+            found.append(part.flags)
 
 
 def resolve(thing: Any) -> Any:
     """The same nested structure with tensors in place of values."""
-    if isinstance(thing, Value):
+    kind = type(thing)
+    if kind is Value:
         return thing.get()
-    if isinstance(thing, (tuple, list)):
-        return tuple(resolve(part) for part in thing)
-    return thing
+    if thing is None or kind in PLAIN:
+        return thing
+    return tuple([resolve(part) for part in thing]) if isinstance(thing, (tuple, list)) else thing
 
 
 class Queue:
