@@ -70,7 +70,7 @@ def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("method", "updates"), [("aedfl", 40), ("fedavg", 40), ("fedbuff", 40), ("sageflow", 40)])
 def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path, method: str, updates: int) -> None:
-    """Not more than two points less: for a decentralised method, for those with a server, and for a server with public samples.
+    """Not more than two points less: with and without a server, and for a server with public samples.
 
     Devices that are processes of one machine are alike, so the simulator is given a fleet of equals.
     """
