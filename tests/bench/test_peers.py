@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from aedfl.bench.peers import compare, environments
 from aedfl.bench.peers.compare import DRIVERS, OURS, PEERS, Options, measure, table
-from aedfl.bench.peers.drivers.processes import cpu_seconds, family, pss_bytes
+from aedfl.bench.peers.drivers.processes import below, cpu_seconds, family, pss_bytes
 from aedfl.bench.peers.environments import RECIPES, TORCH, Recipe, Unavailable, interpreter
 from aedfl.cli import app
 
@@ -125,6 +125,15 @@ def test_processes_are_found_with_their_children_and_what_they_use() -> None:
     assert pss_bytes(pids) == 0 and cpu_seconds([10**9]) == 0
 
 
+def test_a_process_knows_the_one_that_it_was_started_with() -> None:
+    inner = f"from processes import below; print(below({os.getpid()}))"
+    start = f"subprocess.run([sys.executable, '-c', {inner!r}], start_new_session=True)"
+    command = [sys.executable, "-uc", f"import os, subprocess, sys; print(os.getpid()); {start}"]
+    done = subprocess.run(command, env=compare._environment(), capture_output=True, text=True, check=True)
+    outer, found = done.stdout.split()
+    assert outer == found and below(os.getppid()) == os.getpid()
+
+
 def test_every_simulator_has_a_driver_and_an_environment() -> None:
     for peer in PEERS.values():
         assert (DRIVERS / peer.script).is_file() and peer.environment in {*RECIPES, OURS}
@@ -143,7 +152,7 @@ time.sleep(0.05)
 clock.end_of_round()
 """
     flags = {"clients": 4, "samples": 5, "batch": 5, "rounds": 1, "warm_up": 2, "threads": 1, "cores": 1, "lr": 0.1}
-    places = {"data": tmp_path, "out": tmp_path / "found.json", "started": time.time()}
+    places = {"data": tmp_path, "out": tmp_path / "found.json", "started": time.time(), "parent": os.getpid()}
     args = [text for name, value in (flags | places).items() for text in (f"--{name}", str(value))]
     subprocess.run([sys.executable, "-c", code, *args], env=compare._environment(), check=True)
     found = json.loads((tmp_path / "found.json").read_text())

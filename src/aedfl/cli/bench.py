@@ -77,6 +77,7 @@ def peers(
     samples: Annotated[int, typer.Option("--samples", min=1, help="Of each client.")] = 600,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="That are counted; one more comes first.")] = 3,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns of every simulator.")] = 3,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Of torch in a simulator that is one process.")] = 1,
     python: Annotated[
         str | None, typer.Option("--python", help="Interpreter for the environments; by default this one.")
     ] = None,
@@ -98,8 +99,9 @@ def peers(
     from ..bench.peers import compare as bench
 
     options = bench.Options(
-        _names(names), clients, samples, rounds=rounds, repeats=repeats, python=python or sys.executable, folder=folder
-    )
+        _names(names), clients, samples, rounds=rounds, repeats=repeats, threads=threads,
+        python=python or sys.executable, folder=folder,
+    )  # fmt: skip
     with _telling() as tell:
         found = bench.measure(options, tell)
     _show(found, bench.table(found), out)

@@ -42,18 +42,18 @@ class Peer:
     script: str
     what: str
     launcher: tuple[str, ...] = ()
-    all_cores: bool = False
-    """One process does all the work, so that torch may use every core in it."""
+    alone: bool = False
+    """One process does all the work; torch may use several threads in it."""
 
 
 TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 PEERS = {
     OURS: Peer(OURS, "aedfl_driver.py", "FedAvg, a thread per core"),
-    "pfl-1": Peer("pfl", "pfl_driver.py", "FedAvg, one process", all_cores=True),
+    "pfl-1": Peer("pfl", "pfl_driver.py", "FedAvg, one process", alone=True),
     "pfl-2": Peer("pfl", "pfl_driver.py", "FedAvg, two processes", TWO),
     "flower": Peer("flower", "flower_driver.py", "FedAvg, Ray, a core per client"),
-    "fluke": Peer("fluke", "fluke_driver.py", "FedAvg, one process", all_cores=True),
-    "gossipy": Peer("gossipy", "gossipy_driver.py", "gossip learning, one process", all_cores=True),
+    "fluke": Peer("fluke", "fluke_driver.py", "FedAvg, one process", alone=True),
+    "gossipy": Peer("gossipy", "gossipy_driver.py", "gossip learning, one process", alone=True),
 }
 
 
@@ -69,6 +69,8 @@ class Options:
     warm_up: int = 1
     lr: float = 0.03
     repeats: int = 3
+    threads: int = 1
+    """Of torch in a simulator that is one process; more are slower where other work is done beside it."""
     python: str = sys.executable
     """Makes the environments."""
     folder: Path | None = None
@@ -175,8 +177,8 @@ def _run(peer: Peer, python: Path, folder: Path, options: Options) -> Run:
     out, cores = place / "found.json", os.cpu_count() or 1
     arguments = {
         "clients": options.clients, "samples": options.samples, "batch": options.batch, "rounds": options.rounds,
-        "warm_up": options.warm_up, "lr": options.lr, "threads": cores if peer.all_cores else 1, "cores": cores,
-        "data": folder, "out": out, "started": time.time(),
+        "warm_up": options.warm_up, "lr": options.lr, "threads": options.threads if peer.alone else 1, "cores": cores,
+        "data": folder, "out": out, "started": time.time(), "parent": os.getpid(),
     }  # fmt: skip
     flags = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
     command = [str(python), *peer.launcher, str(DRIVERS / peer.script), *flags]

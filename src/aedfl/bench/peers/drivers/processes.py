@@ -21,6 +21,14 @@ def family(root: int) -> list[int]:
     return found
 
 
+def below(parent: int) -> int:
+    """The child of `parent` that this process descends from; launchers may have put others between."""
+    pid = os.getpid()
+    while (fields := _stat(pid)) and int(fields[1]) not in (parent, 0, 1):
+        pid = int(fields[1])
+    return pid
+
+
 def cpu_seconds(pids: list[int]) -> float:
     """Processor time in user and system mode, with that of children that have ended."""
     return sum(sum(int(part) for part in fields[11:15]) for pid in pids if (fields := _stat(pid))) / TICKS

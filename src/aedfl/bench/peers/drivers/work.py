@@ -9,7 +9,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import torch
-from processes import cpu_seconds, family  # type: ignore[import-not-found]
+from processes import below, cpu_seconds, family  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
 CLASSES, SIDE = 26, 28
@@ -42,6 +41,8 @@ class Work:
     out: Path
     started: float
     """When the process was started, in seconds since the epoch."""
+    parent: int
+    """The process that measures."""
 
     @property
     def all_rounds(self) -> int:
@@ -51,7 +52,7 @@ class Work:
 def given() -> Work:
     """From the command line. Torch gets the threads it may use."""
     parser = argparse.ArgumentParser()
-    for name in ("clients", "samples", "batch", "rounds", "warm_up", "threads", "cores"):
+    for name in ("clients", "samples", "batch", "rounds", "warm_up", "threads", "cores", "parent"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("lr", "started"):
         parser.add_argument(f"--{name}", type=float, required=True)
@@ -122,12 +123,12 @@ class Clock:
         self.used: list[float] = []
 
     def begin(self) -> None:
-        self.times, self.used = [time.time()], [_used()]
+        self.times, self.used = [time.time()], [self._used()]
 
     def end_of_round(self, rounds: int = 1) -> None:
         """Of the last one; or of several, where they have no ends of their own."""
         self.times += [time.time()] * rounds
-        self.used += [_used()] * rounds
+        self.used += [self._used()] * rounds
         if len(self.times) == self.work.all_rounds + 1:
             self._write()
 
@@ -142,7 +143,6 @@ class Clock:
         }
         work.out.write_text(json.dumps(found))
 
-
-def _used() -> float:
-    """Processor time of everything that the benchmark's process, which leads the session, has started."""
-    return float(cpu_seconds(family(os.getsid(0))))
+    def _used(self) -> float:
+        """Processor time so far of everything that was started to do this work."""
+        return float(cpu_seconds(family(below(self.work.parent))))
