@@ -47,6 +47,27 @@ class Step(Op):
         return [(moved(self.parameters, *job),) for job in jobs]
 
 
+@dataclass(frozen=True)
+class SlowMomentum(Op):
+    """Jobs are (start, end, velocity): the velocity times beta plus `end - start`, and the start moved by that.
+
+    Results are (vector, velocity). Entries behind the first `parameters` are a state and stay those of the end.
+    """
+
+    beta: float
+    parameters: int
+    outputs: ClassVar[int] = 2
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [self._one(*job) for job in jobs]
+
+    def _one(self, start: Tensor, end: Tensor, velocity: Tensor) -> tuple[Tensor, ...]:
+        faster = torch.add(end - start, velocity, alpha=self.beta)
+        vector = start + faster
+        vector[self.parameters :] = end[self.parameters :]
+        return vector, faster
+
+
 def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) -> Tensor:
     """`sum_k factor_k vector_k`, one after the other."""
     total = torch.zeros_like(vectors[0])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from aedfl import costs
 from aedfl.algorithms import get
-from aedfl.algorithms.aedfl import VARIANTS
+from aedfl.algorithms.aedfl import VARIANTS, Hyper, State, plan
+from aedfl.context import Context
 from aedfl.experiment.config import load
 from aedfl.experiment.progress import Silent
 from aedfl.experiment.run import Run, drive_all
 from aedfl.experiment.workshop import Workshop
+from aedfl.training.plan import Plan
 
 SHORT = ("devices=6", "stop.virtual_seconds=40", "evaluation.every=20", "training.epochs=1", "data.samples=240")
 EARLY = (
@@ -113,6 +116,34 @@ def test_aedfl_0_merges_each_model_once_weighted_by_samples() -> None:
         total = samples[row["device"]] + sum(counts.values())
         expected = [samples[row["device"]] / total, *(counts.get(source, 0) / total for source in slots)]
         assert np.allclose(row["weights"], expected, atol=1e-6)
+
+
+def test_a_device_that_waits_for_news_trains_less_and_merges_more_often() -> None:
+    without, waiting = (finished("aedfl-0", f"hyper.quiet_limit={limit}").record.read("updates") for limit in (0, 1))
+    assert len(waiting) < len(without)
+    merges = [np.mean([bool(row["merged"]) for row in rows]) for rows in (without, waiting)]
+    assert merges[1] > merges[0]
+
+
+def test_the_learning_rate_falls_while_nothing_comes() -> None:
+    given = Plan(lr=0.3)
+    ctx = cast(Context, SimpleNamespace(plan=lambda: given))
+    rates = [
+        plan(ctx, Hyper(quiet_lr=power), cast(State, SimpleNamespace(quiet=quiet))).lr
+        for power, quiet in ((0.0, 5), (1.0, 0), (1.0, 2), (2.0, 2))
+    ]
+    assert rates == pytest.approx([0.3, 0.3, 0.1, 0.3 / 9])
+
+
+def test_slow_momentum_belongs_to_the_weights_and_changes_what_is_trained_next() -> None:
+    losses = {
+        (method, beta): [row["loss"] for row in finished(method, f"hyper.momentum={beta}").record.read("updates")]
+        for method in ("aedfl-0", "aedfl-dwu")
+        for beta in (0.0, 0.5)
+    }
+    assert losses["aedfl-0", 0.0] == losses["aedfl-0", 0.5]
+    plain, moved = losses["aedfl-dwu", 0.0], losses["aedfl-dwu", 0.5]
+    assert plain[:3] == moved[:3] and plain != moved  # nothing has been merged before the first updates end
 
 
 def test_a_crash_keeps_what_was_learnt(tmp_path: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 from .. import costs, forms
 from ..context import Context, Method, Model, Size, Trained, option
 from ..graph import Chosen, Value
-from ..ops import HeldOut, LargestNorm
+from ..ops import HeldOut, LargestNorm, SlowMomentum
 from ..rules.baseline import empty_window
 from ..rules.jobs import Learn, Merge, Select
 from ..rules.pretrain import pretrained
@@ -55,9 +55,10 @@ class Hyper:
     weight_gradient: Derivative = option("exact", "derivative of the weights: the paper's truncated one, or exact")
     control_step: Step = option("exponentiated", "step of the control parameters; raw is the paper's")
     own_staleness: Literal["one", "counted"] = option("counted", "age of the own model: 1, or updates since a merge")
-    own_power: float = option(1.0, "exponent of the own model's age in its weight; the paper's is 1/2")
-    loss_power: float = option(-0.5, "a model's weight is divided by this power of its loss; the paper's is 1")
+    own_power: float = option(0.5, "exponent of the own model's age in its weight; the paper's is 1/2")
+    loss_power: float = option(0.0, "a model's weight is divided by this power of its loss; the paper's is 1")
 
+    momentum: float = option(0.5, "slow momentum: share of the last merges' change that goes on; the paper has 0")
     quiet_lr: float = option(0.0, "the learning rate falls by this power of the updates since a model came; 0: never")
     quiet_limit: int = option(0, "updates without a new model after which a device waits for one; 0: it never waits")
     patience: float = option(4.0, "how long it waits at most, in local updates of its own")
@@ -126,6 +127,9 @@ class State:
     """Pruning rates of the neighbours whose models were there at the last merge, by slot."""
     cut: tuple[Value, ...] | None = None
     """Kept entries, MACs and rate of the last pruning, until they have been read."""
+    base: Value | None = None
+    velocity: Value | None = None
+    """With slow momentum: where it was applied last, and what changed between such points of late."""
     quiet: int = 0
     """Local updates since a model came."""
     slots: tuple[int, ...] = ()
@@ -172,6 +176,8 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
         await receive(ctx, hyper, state, ctx.now - began)
         await learn(ctx, hyper, state, trained)
         metrics = await merge(ctx, hyper, state, trained)
+        if hyper.weighting and hyper.momentum and not state.quiet:
+            await go_on(ctx, hyper, state)
         loss = await judge(ctx, hyper, state, trained)
         if prune is not None:
             metrics |= await prune(ctx, hyper, state, metrics["weights"])
@@ -271,6 +277,22 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     metrics = {"merged": merged, "weights": weights}
     metrics |= {"priorities": probabilities} if hyper.selection else {}
     return metrics | ({"control": state.control} if hyper.weighting else {})
+
+
+async def go_on(ctx: Context, hyper: Hyper, state: State) -> None:
+    """Slow momentum (Wang et al., ICLR 2020): directions that many merges have in common add up, others cancel.
+
+    The mean of n models moves by the n-th part of each device's update; a server that averages ten moves faster.
+    Updates between two merges are one step: momentum on each would carry a device further its own way.
+    """
+    layout = ctx.task.layout
+    start = state.base or ctx.initial().vector
+    velocity = state.velocity or ctx.known(torch.zeros(layout.size))
+    state.base, state.velocity = await ctx.compute(
+        SlowMomentum(hyper.momentum, layout.parameters), start, state.model.vector, velocity,
+        flops=4.0 * layout.size, purpose="merging",
+    )  # fmt: skip
+    state.model = replace(state.model, vector=state.base)
 
 
 async def judge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> Value:

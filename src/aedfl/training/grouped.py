@@ -30,8 +30,8 @@ STEPS = 32
 def supports(task: Task) -> bool:
     """Whether the module is made of known layers only, and its loss a mean over samples.
 
-    On a GPU, ResNet-8's gradient was found to differ from the sequential one in the second digit, for a reason not known
-    yet; networks like it, with strided convolutions or group norms, are left to `vmap` there.
+    On a GPU, ResNet-8's gradient was found to differ from the sequential one in the second digit, for a reason not
+    known yet; networks like it, with strided convolutions or group norms, are left to `vmap` there.
     """
     plain = task.layout.size == task.layout.parameters and not task.whole_batches and not task.draws_randomness
     proven = task.device.type == "cpu" or not any(_doubtful(layer) for layer in task.module.modules())

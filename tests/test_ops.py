@@ -1,0 +1,28 @@
+"""Ops that methods share, against the formulas written out."""
+
+from __future__ import annotations
+
+import torch
+
+from aedfl.ops import SlowMomentum
+
+
+def test_slow_momentum_adds_up_what_steps_have_in_common() -> None:
+    start, velocity = torch.zeros(3), torch.zeros(3)
+    places = []
+    for _ in range(3):
+        end = start + torch.tensor([1.0, 0.0, 5.0])
+        ((start, velocity),) = SlowMomentum(0.5, parameters=2).run([(start, end, velocity)])
+        places.append(start.tolist())
+    assert [place[0] for place in places] == [1.0, 2.5, 4.25]  # steps of 1, 1 + 1/2, 1 + 1/2 + 1/4
+    assert [place[1] for place in places] == [0.0, 0.0, 0.0]
+    assert [place[2] for place in places] == [5.0, 10.0, 15.0]  # a running statistic: that of the end
+
+
+def test_slow_momentum_treats_jobs_one_by_one() -> None:
+    drawn = [tuple(torch.randn(3, 4, generator=torch.Generator().manual_seed(i))) for i in range(3)]
+    together = SlowMomentum(0.3, 4).run(drawn)
+    for job, found in zip(drawn, together, strict=True):
+        start, end, velocity = job
+        faster = 0.3 * velocity + end - start
+        assert torch.allclose(found[1], faster) and torch.allclose(found[0], start + faster)
