@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -206,7 +207,8 @@ def _watch(process: subprocess.Popen[bytes], look: Callable[[list[int]], int] = 
             time.sleep(SAMPLING)
     finally:
         if process.poll() is None:
-            process.kill()
+            for pid in family(process.pid):
+                os.kill(pid, signal.SIGKILL)
             process.wait()
     return peak
 
