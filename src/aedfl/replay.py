@@ -5,7 +5,7 @@ Launching a kernel takes a CPU as long as a small kernel runs; a selector of a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,12 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
         graph.capture_end()
     torch.cuda.synchronize()
     return graph.replay
+
+
+def copies(rows: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of a table as tensors of their own, so that none keeps the table alive; on a GPU in one launch."""
+    own = list(rows)
+    return list(torch._foreach_mul(own, 1.0)) if own[0].is_cuda else [row.clone() for row in own]
 
 
 @dataclass(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -64,10 +65,9 @@ class Fleet:
         self.port = await self.coordinator.start("127.0.0.1:0")
         running = [asyncio.ensure_future(self._life(index, life, unit)) for index, life in lives.items()]
         try:
-            async with asyncio.timeout(units * unit + 5.0):
-                await asyncio.gather(*running)
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):  # a world ends when its time is up, whoever still runs
+                async with asyncio.timeout(units * unit + 5.0):
+                    await asyncio.gather(*running)
         finally:
             for task in running:
                 task.cancel()

@@ -190,9 +190,9 @@ def _dump(path: Path, content: Any) -> None:
     partial.replace(path)
 
 
-def behind(runs: Sequence[Run]) -> list[bool]:
-    """Which runs may go on: none runs far ahead, so that all end at about the same time and batches stay large."""
-    slowest = min((run.sim.env.now for run in runs), default=0.0)
+def behind(runs: Sequence[Run], earlier: Sequence[Run] = ()) -> list[bool]:
+    """Which runs may go on: none gets far ahead of the others or of earlier ones, so that batches stay large."""
+    slowest = min((run.sim.env.now for run in (*runs, *earlier)), default=0.0)
     return [run.sim.env.now <= slowest + run.config.evaluation.every for run in runs]
 
 

@@ -7,6 +7,7 @@ unless plaintext was asked for by name, and then only where nothing leaves this 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,20 +35,20 @@ class Peer:
     serial: str
 
 
-class Security:
+class Security(ABC):
     """What both kinds of security share: credentials for either side, and who a caller is."""
 
     name: str
 
-    def listen(self, server: grpc.aio.Server, address: str) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def listen(self, server: grpc.aio.Server, address: str) -> int: ...
 
-    def connect(self, address: str, name: str, serial: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
-        raise NotImplementedError
+    @abstractmethod
+    def connect(self, address: str, name: str, serial: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel: ...
 
+    @abstractmethod
     def caller(self, context: Any, claimed: str) -> Peer:
         """The caller's name; `PeerError` if it cannot be trusted."""
-        raise NotImplementedError
 
     def refresh(self) -> bool:
         """Looks for renewed files; true if the certificate has changed, so that connections must be made anew."""
@@ -58,7 +59,7 @@ class Security:
         """Number and bytes of the newest revocation list known here; number 0 without one."""
         return 0, b""
 
-    def learn(self, data: bytes) -> None:
+    def learn(self, data: bytes) -> None:  # noqa: B027, where nothing can be revoked there is nothing to learn
         """Takes a newer revocation list."""
 
     def revoked(self, serial: str) -> bool:

@@ -21,7 +21,7 @@ import torch
 from ..errors import UserError
 from ..experiment.config import RunConfig
 from ..experiment.progress import Progress, Silent, Together
-from ..experiment.run import Run
+from ..experiment.run import Run, behind
 from ..experiment.workshop import Workshop
 from .plan import identity
 
@@ -190,11 +190,11 @@ class Pool(Generic[Tag]):
 
 def _turns(active: Sequence[_Active[Tag]]) -> list[bool]:
     """Which runs go on: none gets far ahead of one that began before it or with it; later ones are not waited for."""
-    slowest, turns = float("inf"), list[bool]()
+    earlier, turns = list[Run](), list[bool]()
     for _, wave in groupby(active, key=lambda one: one.wave):
         runs = [one.run for one in wave]
-        slowest = min(slowest, *(run.sim.env.now for run in runs))
-        turns += [run.sim.env.now <= slowest + run.config.evaluation.every for run in runs]
+        turns += behind(runs, earlier)
+        earlier += runs
     return turns
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Job, Op
-from ..replay import replayed
+from ..replay import copies, replayed
 from .baseline import advantage, remember
 from .features import selector_features
 from .merge import merge
@@ -113,7 +113,7 @@ class Merge(Op):
             merged = merge(stack, held, weights[part])
             width = [len(job) for job in vectors[part]]
             shares = [weight[:count] for weight, count in zip(weights[part].float(), width, strict=True)]
-            results += zip(_copies(merged.unbind()), _copies(shares), strict=True)
+            results += zip(copies(merged.unbind()), copies(shares), strict=True)
         return results
 
 
@@ -147,7 +147,7 @@ class Learn(Op):
         before = torch.stack(window)
         new_theta = self._theta(theta, before, last, reward) if self.selector else theta
         windows = remember(before, reward)
-        return list(zip(new_control, new_theta, _copies(windows.unbind()), strict=True))
+        return list(zip(new_control, new_theta, copies(windows.unbind()), strict=True))
 
     def _control(self, control: Any, last: list[Any], gradient: Any) -> list[Tensor]:
         vectors, masks, weights, merged = last[:4]
@@ -162,12 +162,12 @@ class Learn(Op):
                 torch.stack(merged[part]), self.derivative,
             )  # fmt: skip
             found += list(control_step(now, slope, self.rate, self.step))
-        return list(_copies([row[: len(old)] for row, old in zip(found, control, strict=True)]))
+        return copies([row[: len(old)] for row, old in zip(found, control, strict=True)])
 
     def _theta(self, theta: Any, window: Tensor, last: list[Any], reward: Tensor) -> list[Tensor]:
         features, versions, choices = (_rows(part, reward.device) for part in last[4:])
         (moved,) = replayed(self, self._reinforced, torch.stack(theta), window, features, versions, choices, reward)
-        return list(_copies(moved.unbind()))
+        return copies(moved.unbind())
 
     def _reinforced(
         self, theta: Tensor, window: Tensor, features: Tensor, versions: Tensor, choices: Tensor, reward: Tensor
@@ -203,11 +203,6 @@ def _losses(jobs: Sequence[Sequence[Tensor | None]], device: torch.device) -> Te
     missing, width = torch.full((), torch.inf, device=device), max(len(job) for job in jobs)
     flat = [missing if value is None else value for job in jobs for value in (*job, *[None] * (width - len(job)))]
     return torch.stack(flat).view(len(jobs), width) if flat else missing.new_empty(len(jobs), 0)
-
-
-def _copies(rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Rows of a table as tensors of their own, so that none keeps the table alive; on a GPU in one call."""
-    return torch._foreach_mul(list(rows), 1.0) if rows[0].is_cuda else [row.clone() for row in rows]
 
 
 def _cut(slots: list[int], *tables: Tensor, each: Tensor) -> list[tuple[Tensor, ...]]:

@@ -8,7 +8,7 @@ is a subtraction. On a CPU the same code runs step by step; it is there to be ch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..randomness import torch_seed
-from ..replay import capture, padded_size
+from ..replay import capture, copies, padded_size
 from ..task import Task
 from .plan import Plan, TrainJob, TrainResult, batches
 from .stacked import Act, Stacked, kernels
@@ -225,13 +225,8 @@ class GroupedTrainer:
             vectors = torch.where(masks, vectors, torch.stack([job.vector for job in jobs]))
         steps = self._sent(torch.tensor([max(1, len(order)) for order in orders]))
         losses, first = batch.loss[:count] / steps, batch.first_loss[:count].clone()
-        rows = (_copies(vectors), losses.unbind(), first.unbind(), _copies(gradients))
+        rows = (copies(vectors.unbind()), losses.unbind(), first.unbind(), copies(gradients.unbind()))
         return [TrainResult(*row) for row in zip(*rows, strict=True)]
-
-
-def _copies(table: Tensor) -> Sequence[Tensor]:
-    """The rows as tensors of their own, in one call: none of them keeps the table alive."""
-    return torch._foreach_mul(table.unbind(), 1.0)
 
 
 def _is_plain(plan: Plan) -> bool:

@@ -141,7 +141,9 @@ class Stacked:
             elif x.fast and node in self.pools:
                 values[node] = args[0].to_images(kernels().relu_pool(args[0].as_images()))
             elif x.fast and node in self.norms:
-                values[node] = _kernel_norm(self.layers[str(node.target)], str(node.target), named, args[0], relu=True)
+                name = str(node.target)
+                weight, bias = named[f"{name}.weight"], named[f"{name}.bias"]
+                values[node] = _kernel_norm(self.layers[name], weight, bias, args[0], relu=True)
             elif node.op == "call_module":
                 layer = self.layers[str(node.target)]
                 values[node] = _layer(layer, str(node.target), named, args[0], keys)
@@ -217,16 +219,14 @@ def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) 
     return x.to_rows(product.view(*rows.shape[:-1], -1))
 
 
-def _kernel_norm(layer: Any, name: str, named: Named, x: Act, relu: bool) -> Act:
-    scale, shift = named[f"{name}.weight"], named[f"{name}.bias"]
+def _kernel_norm(layer: Any, weight: Tensor, bias: Tensor, x: Act, relu: bool) -> Act:
     groups = x.count * layer.num_groups
-    return x.to_images(kernels().group_norm(x.as_images(), scale, shift, groups, layer.eps, relu))
+    return x.to_images(kernels().group_norm(x.as_images(), weight, bias, groups, layer.eps, relu))
 
 
 def _group_norm(layer: Any, weight: Tensor | None, bias: Tensor | None, x: Act, _: Tensor) -> Act:
     if x.fast and weight is not None and bias is not None:
-        found = kernels().group_norm(x.as_images(), weight, bias, x.count * layer.num_groups, layer.eps, False)
-        return x.to_images(found)
+        return _kernel_norm(layer, weight, bias, x, relu=False)
     scale, shift = (None if part is None else part.flatten() for part in (weight, bias))
     return x.to_images(F.group_norm(x.as_images(), x.count * layer.num_groups, scale, shift, layer.eps))
 
