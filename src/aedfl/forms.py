@@ -37,6 +37,11 @@ def number(thing: Any) -> bool:
     return plain is not None and abs(plain) <= LARGEST
 
 
+def amount(thing: Any) -> bool:
+    """A plain number from 0 on."""
+    return type(thing) in (int, float) and 0 <= thing <= LARGEST
+
+
 def positive(thing: Any) -> bool:
     return number(thing) and float(_plain(thing) or 0.0) > 0.0
 

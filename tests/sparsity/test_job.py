@@ -50,6 +50,13 @@ def test_the_schedule_is_the_rate_and_its_size_is_that_of_the_smaller_network() 
     assert largest > 0
 
 
+def test_a_share_of_the_macs_leaves_a_network_that_computes_that_much_less() -> None:
+    ((_, kept, rate, _, _, _, macs),) = op(rate="schedule", share_of="macs").run([job(1)])
+    small = shrink(task().module, task().groups, task().start, kept)
+    assert rate.item() == pytest.approx(0.4)
+    assert int(macs) == count_macs(small.module, (1, 8, 8)) <= 0.6 * task().macs
+
+
 def test_the_rate_is_merged_with_the_neighbours_rates_and_capped() -> None:
     found = op(rate="schedule").run([job(1, 0.4, (0.5, 0.5), (0.1,)), job(1, 0.4, (0.5, 0.5), (0.9,))])
     assert found[0][2].item() == pytest.approx(0.5 * 0.4 + 0.5 * 0.1)
@@ -78,6 +85,12 @@ def test_a_pruned_channel_can_come_back() -> None:
     ((_, few, *_),) = op(rate="schedule").run([job(1, 0.6)])
     ((_, more, *_),) = op(rate="schedule").run([job(4, 0.2)])
     assert (more & ~few).any()
+
+
+def test_the_schedule_needs_no_spectrum_and_is_cheaper() -> None:
+    found, ruled = (op(rate=rate)._looks([job(1)])[0] for rate in ("schedule", "gap"))
+    assert torch.equal(found[0], ruled[0]) and found[1] == 0
+    assert Budget(steps=0).macs(1.0) < 0.5 * Budget().macs(1.0)
 
 
 def test_the_default_budget_costs_less_than_two_local_updates() -> None:

@@ -37,6 +37,21 @@ def test_the_share_is_reached_and_no_unit_too_many(seed: int, rate: float) -> No
 
 
 @settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.01, 0.8))
+def test_a_share_of_the_macs_is_reached_by_the_units_worth_least_per_mac(seed: int, rate: float) -> None:
+    scores = random_scores(seed)
+    full, alone = GROUPS.full(), torch.eye(GROUPS.count, dtype=torch.bool)
+    saved = GROUPS.macs(full) - GROUPS.macs(~alone)
+    mask = prune(scores, GROUPS, rate, max_layer_share=1.0, amounts=GROUPS.entry_macs)
+    safe = torch.cat([s[u] == s[u].max() for s in [scores] for u in GROUPS.layers.values()])
+    worth = (scores / saved).masked_fill(mask, -1)
+    assert worth.max() < (scores / saved).masked_fill(~mask | safe, torch.inf).min()
+    assert GROUPS.macs(mask) <= (1 - rate) * GROUPS.macs(full) or torch.equal(mask, safe)
+    mask[worth.argmax()] = True
+    assert GROUPS.macs(mask) > (1 - rate) * GROUPS.macs(full)
+
+
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 1))
 def test_a_higher_rate_removes_a_superset(seed: int, one: float, other: float) -> None:
     scores = random_scores(seed)

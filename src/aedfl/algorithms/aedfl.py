@@ -24,10 +24,13 @@ from ..rules.jobs import Learn, Merge, Select
 from ..rules.pretrain import pretrained
 from ..rules.selector import reinforce_flops, selector_flops
 from ..rules.weights import Derivative, Step, control_flops
-from ..sparsity.job import Budget, Prune, Rate
+from ..sparsity.job import Budget, Measure, Prune, Rate
 from ..sparsity.loss_change import Form
 from ..sparsity.rate import cap
 from ..training.plan import Indices, Plan
+
+SELDOM = 5
+"""How much rarer pruning steps are once the rate is no longer to rise."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,11 @@ class Hyper:
     quiet_limit: int = option(0, "updates without a new model after which a device waits for one; 0: it never waits")
     patience: float = option(4.0, "how long it waits at most, in local updates of its own")
 
-    prune_start: int = option(40, "first local update that may prune")
-    prune_every: int = option(20, "local updates between pruning steps")
-    prune_end: int = option(300, "local update at which the cap of the rate reaches max_rate")
-    max_rate: float = option(0.5, "largest share of the prunable parameters that goes")
+    prune_start: float = option(10.0, "age of a model (see State.age) from which it is pruned")
+    prune_every: float = option(6.0, "age between pruning steps; five times as much after prune_end")
+    prune_end: float = option(40.0, "age at which the cap of the rate reaches max_rate")
+    max_rate: float = option(0.5, "largest rate: the share that goes")
+    rate_of: Measure = option("macs", "what the rate is a share of; units go by their saliency per MAC, or as such")
     rate: Rate = option("schedule", "the rate itself: gap rule of the paper under the schedule's cap, or the schedule")
     probes: int = option(10, "Hessian products behind the change of the gradient")
     form: Form = option("gauss_newton", "estimate of the change of the loss")
@@ -130,6 +134,11 @@ class State:
     base: Value | None = None
     velocity: Value | None = None
     """With slow momentum: where it was applied last, and what changed between such points of late."""
+    age: float = 0.0
+    """Local updates behind the model: one more with each, averaged with the ages of the models that come. So it
+    grows alike on fast and slow devices, by the fleet's mean number of updates."""
+    next_cut: float = 0.0
+    """Age at which the next pruning step is due."""
     quiet: int = 0
     """Local updates since a model came."""
     slots: tuple[int, ...] = ()
@@ -213,16 +222,19 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
         news = await ctx.wait(timeout=hyper.patience * took)
         messages = [] if news is None else [news]
     state.quiet += 1
+    ages = [state.age + 1]
     for message in messages:
         source, given = message.source, message.fields
         if message.kind != "model" or source not in ctx.in_neighbours:
             continue
         state.quiet = 0
+        ages.append(given["age"])
         state.versions[source] = state.versions.get(source, 0) + 1
         state.cache[source] = Cached(
             cast(Model, message.model), given["loss"], given["samples"], given["rate"], ctx.update,
             state.versions[source],
         )  # fmt: skip
+    state.age = sum(ages) / len(ages)
 
 
 async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> None:
@@ -313,16 +325,14 @@ async def held_out(ctx: Context, model: Model, rows: Indices) -> tuple[Value, ..
     return await ctx.compute(HeldOut(ctx.task), model.vector, model.mask, rows, flops=flops, purpose="held-out")
 
 
-def pruning_due(update: int, start: int, every: int) -> bool:
-    return update >= start and (update - start) % every == 0
-
-
 async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> dict[str, Any]:
-    """Section Sparse Training: at certain updates, score all units, take the lowest out, let others come back."""
-    if ctx.task.groups.count and pruning_due(ctx.update, hyper.prune_start, hyper.prune_every):
-        limit = cap(ctx.update, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
-        budget = Budget(hyper.hessian_samples, hyper.probes, steps=hyper.lanczos_steps)
-        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate)
+    """Section Sparse Training: at certain ages, score all units, take the lowest out, let others come back."""
+    if ctx.task.groups.count and state.age >= max(hyper.prune_start, state.next_cut):
+        state.next_cut = state.age + hyper.prune_every * (1 if state.age < hyper.prune_end else SELDOM)
+        limit = cap(state.age, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
+        steps = hyper.lanczos_steps if hyper.rate == "gap" else 0
+        budget = Budget(hyper.hessian_samples, hyper.probes, steps=steps)
+        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate, hyper.rate_of)
         rows = ctx.batch(hyper.hessian_samples, "curvature")
         key = int(ctx.random("probes").integers(1 << 62))
         mask, kept, rate, raw, state.largest, *size = await ctx.compute(
@@ -356,10 +366,10 @@ def send(ctx: Context, state: State, loss: Value) -> None:
     """To one out-neighbour drawn uniformly."""
     if ctx.out_neighbours:
         target = int(ctx.random("neighbour").choice(ctx.out_neighbours))
-        ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate)
+        ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate, age=state.age)
 
 
-MESSAGES = {"model": forms.Form({"loss": forms.loss, "samples": forms.some, "rate": forms.share})}
+MESSAGES = {"model": forms.Form({"loss": forms.loss, "samples": forms.some, "rate": forms.share, "age": forms.amount})}
 
 
 def _variant(name: str, summary: str, selection: bool, weighting: bool, pruning: bool) -> Method:

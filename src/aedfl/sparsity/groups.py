@@ -153,6 +153,12 @@ class ChannelGroups:
         weights = {f"{layer}.weight" if layer else "weight": macs for layer, macs in self.costs.items()}
         return self._weights([float(weights.get(e.name, 0)) for e in self.layout.entries])
 
+    @cached_property
+    def entry_macs(self) -> Tensor:
+        """Multiply-accumulates per sample that go with each trainable entry, int64 [layout.parameters]."""
+        counts = torch.tensor([prod(e.shape) for e in self.layout.entries], device=self.device)
+        return (self._mac_amounts / counts).round().long().repeat_interleave(counts)[: self.layout.parameters]
+
     def kept_entries(self, mask: Tensor) -> Tensor:
         """Entries of the flat vector that are kept, buffers included: what a message carries. int64 [...]."""
         return self._products.total(mask, self._entry_amounts).round().long()

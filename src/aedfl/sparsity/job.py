@@ -24,6 +24,7 @@ from .saliency import draw, saliency
 from .select import prune
 
 Rate = Literal["gap", "schedule"]
+Measure = Literal["parameters", "macs"]
 
 AT_ONCE = 16
 """Devices whose curvature is looked at together on a GPU."""
@@ -40,17 +41,19 @@ class Budget:
     draws: int = 4
     """Slopes per sample behind the Gauss-Newton form of the change of the loss."""
     steps: int = 16
-    """Lanczos steps behind the gap rule."""
+    """Lanczos steps behind the gap rule; 0 without it."""
     points: int = 4
     """Gradients on the way to the initial model, for the Lipschitz constant."""
 
     def macs(self, forward: float) -> float:
         """Multiply-accumulates of one look, `forward` being those of one sample's forward pass.
 
-        In forward passes per sample: a gradient costs 3 and a Hessian product 6 more, a slope 2.
+        In forward passes per sample: a gradient costs 3 and a Hessian product 6 more, a slope 2. Beside the
+        scores, the gap rule wants Lanczos' products, one for the Lipschitz constant, and the gradients on the way.
         """
-        products = self.probes + self.steps + 1
-        return forward * self.samples * (3 + 6 * products + 3 * self.points + 2 + 2 * self.draws)
+        scores = 3 + 6 * self.probes + 2 + 2 * self.draws
+        gap = 6 * (self.steps + 1) + 3 * self.points if self.steps else 0
+        return forward * self.samples * (scores + gap)
 
 
 @dataclass(frozen=True)
@@ -66,17 +69,20 @@ class Prune(Op):
     form: Form = "gauss_newton"
     control: float = 1.5
     rate: Rate = "gap"
-    """The own rate: the gap rule's, bounded by the cap, or the cap itself."""
+    """The own rate: the gap rule's, bounded by the cap, or the cap itself; the raw rate is 0 then."""
+    share_of: Measure = "parameters"
+    """What the rate is a share of. Of the MACs: units go by what they are worth per MAC."""
     outputs: ClassVar[int] = 7
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         groups = self.task.groups
+        amounts = groups.entry_macs if self.share_of == "macs" else None
         results: list[tuple[Tensor, ...]] = []
         for job, (score, raw, norm) in zip(jobs, self._looks(jobs), strict=True):
             largest, weights, rates, cap = job[4:]
             own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
             share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
-            kept = prune(score, groups, share)
+            kept = prune(score, groups, share, amounts=amounts)
             size = groups.kept_entries(kept), groups.macs(kept)
             results.append((groups.expand(kept), kept, share, raw, torch.maximum(largest, norm), *size))
         return results
@@ -119,6 +125,8 @@ class Prune(Op):
         at = curvature(objective, m, chunk=8)
         probes = Probes(entries, outputs)
         worth = saliency(objective, m, self.task.groups, probes, largest, self.form, self.control, 8, at)
+        if self.rate == "schedule":
+            return worth.score, torch.zeros_like(worth.loss), worth.gradient_norm
         spectrum = lanczos(at.hessian, start, self.budget.steps)
         raw = gap_rate(spectrum, lipschitz(objective, m, origin, self.budget.points, at))
         return worth.score, raw, worth.gradient_norm

@@ -42,9 +42,9 @@ def lipschitz(loss_fn: LossFn, vector: Tensor, initial: Tensor, points: int = 4,
     return torch.where(way.norm() > 0, quotient, torch.inf)
 
 
-def cap(update: int, start: int, end: int, most: float = 0.5) -> float:
-    """The largest rate allowed at a local update: 0 until `start`, half a cosine up to `most` at `end`."""
-    progress = min(max((update - start) / max(end - start, 1), 0.0), 1.0)
+def cap(age: float, start: float, end: float, most: float = 0.5) -> float:
+    """The largest rate allowed at an age in local updates: 0 until `start`, half a cosine up to `most` at `end`."""
+    progress = min(max((age - start) / max(end - start, 1), 0.0), 1.0)
     return most * (1 - cos(pi * progress)) / 2
 
 

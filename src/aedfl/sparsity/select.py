@@ -16,6 +16,7 @@ def prune(
     rate: Tensor | float,
     keep_min: int = 1,
     max_layer_share: float = 0.95,
+    amounts: Tensor | None = None,
 ) -> Tensor:
     """The mask [..., count] that removes the units of lowest `scores` [..., count].
 
@@ -23,12 +24,19 @@ def prune(
     layer keeps its best `keep_min` units and never loses more than `max_layer_share` of them; where that
     stops it, less than `rate` is removed. All units are candidates, so one that was pruned before comes back
     if its score says so. Of equal scores the lower number goes first; one that is not a number goes last.
+    With `amounts` [layout.parameters] the rate is a share of what these sum to over the prunable parameters,
+    and the units of lowest score per amount go.
     """
+    if amounts is None:
+        each = groups.prunable.long()
+    else:
+        each = amounts * groups.prunable
+        scores = scores / groups.sums(each.float()).clamp(min=torch.finfo(torch.float32).tiny)
     scores = scores.nan_to_num(torch.inf, posinf=torch.inf)
     safe = _protected(scores, groups, keep_min, max_layer_share)
     rank = _ranks(scores, safe)
-    goal = torch.as_tensor(rate, dtype=torch.float64, device=scores.device) * groups.prunable.sum()
-    number = (_gone(rank, groups) < goal[..., None]).sum(-1, keepdim=True)
+    goal = torch.as_tensor(rate, dtype=torch.float64, device=scores.device) * each.sum()
+    number = (_gone(rank, groups, each) < goal[..., None]).sum(-1, keepdim=True)
     return (rank >= number) | safe
 
 
@@ -52,15 +60,15 @@ def _ranks(scores: Tensor, safe: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter(-1, order, turns)
 
 
-def _gone(rank: Tensor, groups: ChannelGroups) -> Tensor:
-    """Parameters removed once the first 0, 1, …, count units have gone, int64 [..., count + 1].
+def _gone(rank: Tensor, groups: ChannelGroups, each: Tensor) -> Tensor:
+    """What is removed once the first 0, 1, …, count units have gone, int64 [..., count + 1].
 
-    A parameter goes with the first of its two units.
+    A parameter, which counts as `each` says, goes with the first of its two units.
     """
     never = rank.new_full((*rank.shape[:-1], 1), groups.count)
     turns = torch.cat([rank, never], -1)
     first, second = (owner[: groups.layout.parameters] for owner in groups.owners)
     turn = torch.minimum(turns[..., first], turns[..., second])
-    counts = rank.new_zeros(*rank.shape[:-1], groups.count + 1)
-    counts = counts.scatter_add(-1, turn, torch.ones_like(turn))
-    return torch.cat([torch.zeros_like(never), counts[..., :-1].cumsum(-1)], -1)
+    counts = each.new_zeros(*rank.shape[:-1], groups.count + 1)
+    counts = counts.scatter_add(-1, turn, each.expand(turn.shape))
+    return torch.cat([torch.zeros_like(counts[..., :1]), counts[..., :-1].cumsum(-1)], -1)
