@@ -6,8 +6,10 @@ Nothing is global and no generator's position matters, so what is drawn does not
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 Key = int | str
 
@@ -20,7 +22,17 @@ def digest(*key: Key) -> int:
 
 def generator(*key: Key) -> np.random.Generator:
     """A NumPy generator for that key."""
-    return np.random.Generator(np.random.Philox(key=digest(*key)))
+    return np.random.Generator(np.random.Philox(_Seed(digest(*key))))  # type: ignore[arg-type]
+
+
+class _Seed(ISeedSequence):
+    """Philox's key as it stands. `Philox(key=…)` means the same, but first gathers entropy that it does not use."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, Any]:
+        return np.array([self.number] + [0] * (n_words - 1), dtype)
 
 
 def torch_seed(*key: Key) -> int:
