@@ -36,14 +36,14 @@ class Op(ABC):
 
 
 class Node:
-    """One queued job, the jobs it depends on, and the (weakly held) values that wait for it."""
+    """One queued job, the jobs it depends on (each as often as it is needed), and the weakly held values of it."""
 
     __slots__ = ("__weakref__", "args", "needs", "op", "values")
 
     def __init__(self, op: Op, args: Job) -> None:
         self.op = op
         self.args = args
-        self.needs = {value.node for value in values_in(args) if value.node is not None}
+        self.needs = [value.node for value in values_in(args) if value.node is not None]
         self.values: list[weakref.ref[Value]] = []
 
 
@@ -68,7 +68,7 @@ class Value:
         return f"Value({self.serial}, {'queued' if self.data is None else tuple(self.data.shape)})"
 
 
-PLAIN = frozenset({int, float, bool, str, np.ndarray})
+PLAIN = frozenset({type(None), int, float, bool, str, np.ndarray})
 """Types of arguments that hold no values."""
 
 
@@ -98,7 +98,7 @@ def _collect(parts: Iterable[Any], found: list[Value]) -> None:
         kind = type(part)
         if kind is Value:
             found.append(part)
-        elif part is None or kind in PLAIN:
+        elif kind in PLAIN:
             continue
         elif isinstance(part, (tuple, list)):
             _collect(part, found)
@@ -110,12 +110,20 @@ def _collect(parts: Iterable[Any], found: list[Value]) -> None:
 
 def resolve(thing: Any) -> Any:
     """The same nested structure with tensors in place of values."""
-    kind = type(thing)
-    if kind is Value:
-        return thing.get()
-    if thing is None or kind in PLAIN:
-        return thing
-    return tuple([resolve(part) for part in thing]) if isinstance(thing, (tuple, list)) else thing
+    return _resolved((thing,))[0]
+
+
+def _resolved(parts: Iterable[Any]) -> tuple[Any, ...]:
+    found: list[Any] = []
+    for part in parts:
+        kind = type(part)
+        if kind is Value:
+            found.append(part.get())
+        elif kind not in PLAIN and isinstance(part, (tuple, list)):
+            found.append(_resolved(part))
+        else:
+            found.append(part)
+    return tuple(found)
 
 
 class Queue:
@@ -169,7 +177,7 @@ def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[N
         missing[node] = len(node.needs)
         for need in node.needs:
             dependents.setdefault(need, []).append(node)
-        node.needs = set()
+        node.needs = []
     return missing, dependents
 
 
@@ -182,7 +190,7 @@ def _by_op(nodes: list[Node]) -> dict[Op, list[Node]]:
 
 @torch.no_grad()
 def _run(op: Op, nodes: list[Node], settled: Callable[[Value], None] | None) -> None:
-    results = op.run([tuple(resolve(arg) for arg in node.args) for node in nodes])
+    results = op.run([_resolved(node.args) for node in nodes])
     for node, outputs in zip(nodes, results, strict=True):
         for ref, tensor in zip(node.values, outputs, strict=True):
             value = ref()

@@ -210,5 +210,5 @@ class SimContext(Context):
 def _copied(thing: Any) -> Any:
     """A copy of the containers; what they hold is immutable and shared."""
     if isinstance(thing, dict):
-        return {key: _copied(part) for key, part in thing.items()}
+        return {key: _copied(part) if isinstance(part, (dict, list)) else part for key, part in thing.items()}
     return [_copied(part) for part in thing] if isinstance(thing, list) else thing

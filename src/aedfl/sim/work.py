@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 import torch
@@ -23,8 +23,9 @@ class Work:
     def __init__(self, queue: Queue, lookahead: int = 256) -> None:
         self.queue = queue
         self.lookahead = lookahead
-        self.alive: WeakValueDictionary[int, Value] = WeakValueDictionary()
         self.replaying = False
+        self._made: list[ref[Value]] = []
+        self._room = 1024
         self._next = 0
         self._heavy = 0
         self._flushes = queue.flushes
@@ -41,10 +42,23 @@ class Work:
             self._flushes, self._heavy = self.queue.flushes, 0
         return self._heavy >= self.lookahead
 
+    @property
+    def alive(self) -> list[Value]:
+        """Every value that somebody still holds, by number."""
+        found = [value for made in self._made if (value := made()) is not None]
+        self._made = [ref(value) for value in found]
+        return found
+
+    def _note(self, values: tuple[Value, ...]) -> None:
+        """Keeps track of new values; those that are gone are forgotten whenever half of the list may be gone."""
+        self._made += map(ref, values)
+        if len(self._made) > self._room:
+            self._room = 1024 + 2 * len(self.alive)
+
     def known(self, data: Tensor) -> Value:
         """A value that needs no computing."""
         value = Value(data, None, self._numbers(1)[0])
-        self.alive[value.serial] = value
+        self._note((value,))
         return value
 
     def submit(self, op: Op, args: Job) -> tuple[Value, ...]:
@@ -54,19 +68,19 @@ class Work:
         else:
             values = self.queue.submit(op, args, numbers)
             self._heavy += op.heavy
-        self.alive.update({value.serial: value for value in values})
+        self._note(values)
         return values
 
     def snapshot(self) -> Iterator[tuple[str, Tensor]]:
         """Every value that somebody still holds; all of them are computed after a flush."""
-        for serial, value in sorted(self.alive.items()):
+        for value in self.alive:
             if value.data is not None:
-                yield str(serial), value.data
+                yield str(value.serial), value.data
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        for serial, value in self.alive.items():
-            if value.data is None and str(serial) in tensors:
-                value.data = tensors[str(serial)]
+        for value in self.alive:
+            if value.data is None and str(value.serial) in tensors:
+                value.data = tensors[str(value.serial)]
         self.replaying = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,7 +31,9 @@ class Plan:
 
     def shape(self) -> Plan:
         """What jobs of one batch must have in common; epochs and learning rate may differ."""
-        return replace(self, epochs=0, lr=0.0)
+        return Plan(
+            0, self.batch_size, 0.0, self.momentum, self.weight_decay, self.proximal, self.clip_norm, self.probe
+        )
 
     def steps(self, samples: int) -> int:
         return self.epochs * -(-samples // self.batch_size)
