@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from aedfl.data import Dataset, Split
 from aedfl.models import build
@@ -36,6 +37,16 @@ def jobs(task: Task, count: int) -> list[TrainJob]:
     return found
 
 
+def nudged(job: TrainJob, by: float = 1e-6) -> TrainJob:
+    """A start that differs by about what rounding does on the way through a network."""
+    noise = torch.randn(job.vector.shape, generator=torch.Generator().manual_seed(1))
+    return TrainJob(job.vector * (1 + by * noise), job.samples, job.key, job.lr, job.epochs, job.mask)
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other.cpu()).norm() / one.norm())
+
+
 def on_gpu(job: TrainJob) -> TrainJob:
     mask = None if job.mask is None else job.mask.cuda()
     return TrainJob(job.vector.cuda(), job.samples, job.key, job.lr, job.epochs, mask)
@@ -43,7 +54,7 @@ def on_gpu(job: TrainJob) -> TrainJob:
 
 @pytest.mark.parametrize("trainer", [BatchedTrainer, GroupedTrainer], ids=["batched", "grouped"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("tf32", "tolerance"), [(False, 3e-5), (True, 1e-3)], ids=["fp32", "tf32"])
+@pytest.mark.parametrize(("tf32", "tolerance"), [(False, 1e-5), (True, 1e-3)], ids=["fp32", "tf32"])
 def test_training_on_a_gpu_equals_sequential_training_on_a_cpu(
     name: str, tf32: bool, tolerance: float, trainer: type[BatchedTrainer] | type[GroupedTrainer]
 ) -> None:
@@ -54,9 +65,13 @@ def test_training_on_a_gpu_equals_sequential_training_on_a_cpu(
         pytest.skip("left to vmap on a GPU")
     expected = SequentialTrainer(cpu).train(plan, jobs(cpu, 5))
     found = trainer(gpu).train(plan, [on_gpu(job) for job in jobs(cpu, 5)])
+    # One unit that a rounding error switches on or off changes a gradient by far more than a rounding error: as much as
+    # that does on the CPU, it may do on the GPU.
+    rounded = SequentialTrainer(cpu).train(plan, [nudged(job) for job in jobs(cpu, 5)])
+    noise = max(apart(one.vector, other.vector) for one, other in zip(expected, rounded, strict=True))
+    slope_noise = max(apart(one.gradient, other.gradient) for one, other in zip(expected, rounded, strict=True))
     for one, other, job in zip(expected, found, jobs(cpu, 5), strict=True):
-        moved = (one.vector - job.vector).norm()
-        assert moved > 0
-        assert (one.vector - other.vector.cpu()).norm() <= tolerance * one.vector.norm()
-        assert (one.gradient - other.gradient.cpu()).norm() <= 50 * tolerance * one.gradient.norm()
+        assert (one.vector - job.vector).norm() > 0
+        assert apart(one.vector, other.vector) <= max(tolerance, 3 * noise)
+        assert apart(one.gradient, other.gradient) <= max(50 * tolerance, 3 * slope_noise)
         assert torch.allclose(one.loss, other.loss.cpu(), rtol=10 * tolerance, atol=10 * tolerance)
