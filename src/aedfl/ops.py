@@ -59,13 +59,13 @@ class SlowMomentum(Op):
     outputs: ClassVar[int] = 2
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [self._one(*job) for job in jobs]
-
-    def _one(self, start: Tensor, end: Tensor, velocity: Tensor) -> tuple[Tensor, ...]:
-        faster = torch.add(end - start, velocity, alpha=self.beta)
-        vector = start + faster
-        vector[self.parameters :] = end[self.parameters :]
-        return vector, faster
+        starts, ends, velocities = zip(*jobs, strict=True)
+        faster = torch._foreach_add(torch._foreach_sub(ends, starts), velocities, alpha=self.beta)
+        vectors = torch._foreach_add(starts, faster)
+        if self.parameters < vectors[0].shape[0]:
+            states = [vector[self.parameters :] for vector in vectors]
+            torch._foreach_copy_(states, [end[self.parameters :] for end in ends])
+        return list(zip(vectors, faster, strict=True))
 
 
 def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) -> Tensor:
@@ -97,7 +97,8 @@ class LargestNorm(Op):
     outputs: ClassVar[int] = 1
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [(torch.maximum(largest, norm(vector).to(largest)),) for largest, vector in jobs]
+        largest, vectors = (torch.stack(part) for part in zip(*jobs, strict=True))
+        return [(one,) for one in torch.maximum(largest, norm(vectors).to(largest)).unbind()]
 
 
 @dataclass(frozen=True)

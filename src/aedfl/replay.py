@@ -71,8 +71,7 @@ def replayed(name: Hashable, function: Callable[..., Tensors], *tensors: Tensor)
     if key not in _RECORDED:
         _RECORDED[key] = _record(function, [_padded(tensor, size) for tensor in tensors])
     found = _RECORDED[key]
-    for place, tensor in zip(found.inputs, tensors, strict=True):
-        place[:count].copy_(tensor)
+    torch._foreach_copy_([place[:count] for place in found.inputs], tensors)
     found.replay()
     return tuple(output[:count].clone() for output in found.outputs)
 

@@ -49,16 +49,17 @@ class Select(Op):
         theta, seen, since, versions, ages, losses, own_loss, uniforms = zip(*jobs, strict=True)
         device = seen[0].device
         tables = (
-            torch.stack(theta), _rows(seen, device), torch.stack(since), _rows(versions, device), _rows(ages, device),
-            _losses(losses, device), torch.stack(own_loss), _rows(uniforms, device),
+            torch.stack(theta), _rows(seen), torch.stack(since), _sent(device, versions, ages, uniforms),
+            _losses(losses, device), torch.stack(own_loss),
         )  # fmt: skip
         *found, since_now = replayed(self, self._decide, *tables)
         return _cut([len(v) for v in versions], *found, each=since_now)
 
     def _decide(
-        self, theta: Tensor, seen: Tensor, since: Tensor, given: Tensor, ages: Tensor, losses: Tensor,
-        own_loss: Tensor, uniforms: Tensor,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self, theta: Tensor, seen: Tensor, since: Tensor, numbers: Tensor, losses: Tensor, own_loss: Tensor
+    ) -> tuple[Tensor, ...]:
+        versions, ages, uniforms = numbers.unbind(1)
+        given = versions.long()
         there, used = given > 0, given == seen
         counted = since if self.count_since else None
         features = selector_features(used, ages, losses, own_loss, there, counted)
@@ -95,26 +96,28 @@ class Merge(Op):
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         vectors, masks, samples, ages, losses, control, choices, since = zip(*jobs, strict=True)
         device = vectors[0][0].device
-        counts = _rows(samples, device)
-        chosen = _rows(choices, device)
+        tables = [_sent(device, samples, ages), _rows(choices)]
         if self.dynamic:
-            own = own_staleness(torch.stack(since), self.count_own) ** (2 * self.own_power)
-            age = torch.cat([own[:, None], _rows(ages, device)], 1)
-            loss = _losses(losses, device) ** self.loss_power
-            weights = normalise(importance(counts, _rows(control, device, 1.0), age, loss), chosen)
-        else:
-            weights = normalise(counts, chosen)
+            tables += torch.stack(since), _losses(losses, device), _rows(control, 1.0)
+        (weights,) = replayed(self, self._weigh, *tables)
         results: list[tuple[Tensor, ...]] = []
         for part in _chunks(vectors):
-            stack, held = (
-                _stack(vectors[part], weights.shape[1]),
-                _held(masks[part], vectors[part], weights.shape[1]),
-            )
-            merged = merge(stack, held, weights[part])
-            width = [len(job) for job in vectors[part]]
-            shares = [weight[:count] for weight, count in zip(weights[part].float(), width, strict=True)]
-            results += zip(copies(merged.unbind()), copies(shares), strict=True)
+            slots = weights.shape[1]
+            merged = merge(_stack(vectors[part], slots), _held(masks[part], vectors[part], slots), weights[part])
+            rows = zip(weights[part].float().unbind(), vectors[part], strict=True)
+            results += zip(copies(merged.unbind()), copies([row[: len(job)] for row, job in rows]), strict=True)
         return results
+
+    def _weigh(
+        self, numbers: Tensor, chosen: Tensor, since: Tensor | None = None, losses: Tensor | None = None,
+        control: Tensor | None = None,
+    ) -> tuple[Tensor]:  # fmt: skip
+        counts, ages = numbers.unbind(1)
+        if since is None or losses is None or control is None:
+            return (normalise(counts, chosen),)
+        own = own_staleness(since, self.count_own) ** (2 * self.own_power)
+        age = torch.cat([own[:, None], ages[:, : chosen.shape[1]]], 1)
+        return (normalise(importance(counts, control, age, losses**self.loss_power), chosen),)
 
 
 @dataclass(frozen=True)
@@ -140,62 +143,67 @@ class Learn(Op):
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         control, theta, window, *last, loss, reference, gradient = zip(*jobs, strict=True)
-        reward = torch.stack(
-            [one if other is None else one - other for one, other in zip(loss, reference, strict=True)]
-        )
+        reward = torch.stack(loss)
+        if any(one is not None for one in reference):
+            none = torch.zeros_like(loss[0])
+            reward = reward - torch.stack([none if one is None else one for one in reference])
         new_control = self._control(control, last, gradient) if self.control else control
         before = torch.stack(window)
-        new_theta = self._theta(theta, before, last, reward) if self.selector else theta
-        windows = remember(before, reward)
-        return list(zip(new_control, new_theta, copies(windows.unbind()), strict=True))
+        if not self.selector:
+            return list(zip(new_control, theta, copies(remember(before, reward).unbind()), strict=True))
+        versions, chosen = _sent(reward.device, last[5])[:, 0], _rows(last[6])
+        tables = torch.stack(theta), before, _rows(last[4]), versions, chosen, reward
+        moved = (copies(table.unbind()) for table in replayed(self, self._reinforced, *tables))
+        return list(zip(new_control, *moved, strict=True))
 
     def _control(self, control: Any, last: list[Any], gradient: Any) -> list[Tensor]:
         vectors, masks, weights, merged = last[:4]
-        device = merged[0].device
-        found: list[Tensor] = []
+        slopes: list[Tensor] = []
+        width = max(len(job) for job in vectors)
+        now = _rows(control, 1.0)
         for part in _chunks(vectors):
-            width = max(len(job) for job in vectors)
             stack, held = _stack(vectors[part], width), _held(masks[part], vectors[part], width)
-            now = _rows(control[part], device, 1.0)
-            slope = control_gradient(
-                torch.stack(gradient[part]), stack, _rows(weights[part], device), now, held,
-                torch.stack(merged[part]), self.derivative,
-            )  # fmt: skip
-            found += list(control_step(now, slope, self.rate, self.step))
-        return copies([row[: len(old)] for row, old in zip(found, control, strict=True)])
+            shares, result = _rows(weights[part], width=width), torch.stack(merged[part])
+            slope = torch.stack(gradient[part])
+            slopes.append(control_gradient(slope, stack, shares, now[part], held, result, self.derivative))
+        (found,) = replayed((self, "control"), self._stepped, now, torch.cat(slopes))
+        return copies([row[: old.shape[0]] for row, old in zip(found.unbind(), control, strict=True)])
 
-    def _theta(self, theta: Any, window: Tensor, last: list[Any], reward: Tensor) -> list[Tensor]:
-        features, versions, choices = (_rows(part, reward.device) for part in last[4:])
-        (moved,) = replayed(self, self._reinforced, torch.stack(theta), window, features, versions, choices, reward)
-        return copies(moved.unbind())
+    def _stepped(self, control: Tensor, slopes: Tensor) -> tuple[Tensor]:
+        return (control_step(control, slopes, self.rate, self.step),)
 
     def _reinforced(
         self, theta: Tensor, window: Tensor, features: Tensor, versions: Tensor, choices: Tensor, reward: Tensor
-    ) -> tuple[Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         gain = advantage(reward, window, self.standardise)
         used = features[..., 0] > 0.5
         valid = (versions > 0) & (~used | self.reuse)
-        return (reinforce_step(theta, features, valid, choices, gain, self.selector_lr, self.epsilon),)
+        moved = reinforce_step(theta, features, valid, choices, gain, self.selector_lr, self.epsilon)
+        return moved, remember(window, reward)
 
 
-def _rows(parts: Sequence[Any], device: torch.device, fill: float = 0.0) -> Tensor:
-    """Vectors (or [M, F] tables) of several lengths as one tensor, padded at the end; arrays travel in one piece."""
-    if not isinstance(parts[0], Tensor):
-        return torch.from_numpy(_padded(parts, fill)).to(device, non_blocking=True)
-    width = max(len(part) for part in parts)
-    if all(len(part) == width for part in parts):
+def _rows(parts: Sequence[Tensor], fill: float = 0.0, width: int = 0) -> Tensor:
+    """Vectors (or [M, F] tables) of several lengths as one tensor, padded at the end (at least to `width`)."""
+    lengths = [part.shape[0] for part in parts]
+    width = max(width, *lengths)
+    if min(lengths) == width:
         return torch.stack(list(parts))
-    table: Tensor = parts[0].new_full((len(parts), width, *parts[0].shape[1:]), fill)
-    for row, part in zip(table, parts, strict=True):
-        row[: len(part)] = part
+    table = parts[0].new_full((len(parts), width, *parts[0].shape[1:]), fill)
+    for row, part, length in zip(table.unbind(), parts, lengths, strict=True):
+        row[:length] = part
     return table
 
 
-def _padded(arrays: Sequence[Any], fill: float) -> np.ndarray[Any, Any]:
-    table = np.full((len(arrays), max(len(array) for array in arrays)), fill, dtype=arrays[0].dtype)
-    for row, array in zip(table, arrays, strict=True):
-        row[: len(array)] = array
-    return table
+def _sent(device: torch.device, *columns: Sequence[np.ndarray[Any, Any]]) -> Tensor:
+    """Rows of numbers as one table [B, columns, M], padded with 0, that travels in one piece.
+
+    In float64, which holds versions, ages and sample counts exactly.
+    """
+    table = np.zeros((len(columns[0]), len(columns), max(len(row) for rows in columns for row in rows)))
+    for place, rows in enumerate(columns):
+        for job, row in enumerate(rows):
+            table[job, place, : len(row)] = row
+    return torch.from_numpy(table).to(device, non_blocking=True)
 
 
 def _losses(jobs: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:

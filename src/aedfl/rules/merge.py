@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from .reduce import total
+from .reduce import slot_sum, total
 
 
 @torch.no_grad()
@@ -18,9 +18,12 @@ def merge(vectors: Tensor, masks: Tensor | None, weights: Tensor, own: int = 0) 
     -> [B, P]. Where no model with weight holds a parameter, the stored value of slot `own` stays. A slot
     of weight 0 has no influence, whatever it contains: padding may be garbage, a diverged model is left out.
     """
-    slots = weights.to(vectors.dtype).unsqueeze(-1).unbind(1)
-    held = None if masks is None else masks.unbind(1)
-    return _mean(vectors.unbind(1), slots, held, vectors[:, own])
+    shares = weights.to(vectors.dtype).unsqueeze(-1)
+    held = shares > 0 if masks is None else (shares > 0) & masks
+    zero = vectors.new_zeros(())
+    summed = slot_sum(torch.where(held, vectors, zero).mul_(shares))
+    holders = slot_sum(torch.where(held, shares, zero))
+    return torch.where(holders > 0, summed.div_(holders), vectors[:, own])
 
 
 @torch.no_grad()

@@ -29,6 +29,14 @@ def norm(values: Tensor) -> Tensor:
     return dot(values, values).sqrt()
 
 
+def slot_sum(values: Tensor) -> Tensor:
+    """Sum over dimension 1 in its order, so that zeros at the end change nothing: [B, K, ...] -> [B, ...]."""
+    summed = values.new_zeros(values.shape[0], *values.shape[2:])
+    for slot in values.unbind(1):
+        summed += slot
+    return summed
+
+
 def _blocks(values: Tensor) -> Tensor:
     whole = values.shape[-1] // BLOCK * BLOCK
     parts = []

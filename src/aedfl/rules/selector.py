@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .network import STEP_FLOPS, Network, Step, align, backward, forward, sigmoid, unpack
-from .reduce import norm
+from .reduce import norm, slot_sum
 
 
 class Selection(NamedTuple):
@@ -48,7 +48,7 @@ def select(
     return Selection(
         _scatter(walk.choices & walk.present, walk.order)[:count],
         _scatter(probabilities, walk.order)[:count],
-        _slot_sum(log_probs)[:count].float(),
+        slot_sum(log_probs)[:count].float(),
     )
 
 
@@ -129,14 +129,6 @@ def _pair(*tensors: Tensor) -> list[Tensor]:
 
 def _scatter(values: Tensor, order: Tensor) -> Tensor:
     return torch.zeros_like(values).scatter(1, order, values)
-
-
-def _slot_sum(values: Tensor) -> Tensor:
-    """In slot order: zeros at the end change nothing."""
-    summed = values.new_zeros(values.shape[0])
-    for column in values.unbind(1):
-        summed = summed + column
-    return summed
 
 
 def _logit_needed(uniforms: Tensor, epsilon: float) -> Tensor:

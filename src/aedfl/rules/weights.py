@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .merge import merge
-from .reduce import total
+from .reduce import slot_sum, total
 
 Derivative = Literal["paper", "exact"]
 Step = Literal["exponentiated", "raw"]
@@ -51,7 +51,7 @@ def normalise(importance: Tensor, chosen: Tensor) -> Tensor:
     raw = torch.where(torch.cat([itself, chosen], 1), importance.double(), 0.0)
     largest = raw.amax(1, keepdim=True)
     raw = torch.where(largest > 0, raw / largest, _one_hot(raw))
-    weights = raw / _slot_sum(raw)
+    weights = raw / slot_sum(raw).unsqueeze(1)
     return torch.where(weights < NEGLIGIBLE, 0.0, weights)
 
 
@@ -112,49 +112,34 @@ def control_flops(models: int, parameters: int) -> int:
 
 
 def _paper_slopes(gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None) -> Tensor:
-    scratch, zero = torch.empty_like(gradient), gradient.new_zeros(())
-    slopes = []
-    for slot in range(vectors.shape[1]):
-        weight = weights[:, slot].double()
-        torch.where(_held(weights, masks, slot), vectors[:, slot], zero, out=scratch)
-        slopes.append(weight * (1 - weight) * total(scratch.mul_(gradient)))
-    return torch.stack(slopes, 1)
+    held = torch.where(_held(weights, masks), vectors, vectors.new_zeros(()))
+    shares = weights.double()
+    return shares * (1 - shares) * total(held.mul_(gradient.unsqueeze(1)))
 
 
 def _exact_slopes(gradient: Tensor, vectors: Tensor, weights: Tensor, masks: Tensor | None, merged: Tensor) -> Tensor:
     holders = _holders(vectors, weights, masks)
     per_weight = torch.where(holders > 0, gradient / holders, 0.0)
-    scratch, zero = torch.empty_like(per_weight), per_weight.new_zeros(())
-    slopes = []
-    for slot in range(vectors.shape[1]):
-        torch.sub(vectors[:, slot], merged, out=scratch)
-        torch.where(_held(weights, masks, slot), scratch, zero, out=scratch)
-        slopes.append(weights[:, slot].double() * total(scratch.mul_(per_weight)))
-    return torch.stack(slopes, 1)
+    apart = vectors - merged.unsqueeze(1)
+    torch.where(_held(weights, masks), apart, apart.new_zeros(()), out=apart)
+    return weights.double() * total(apart.mul_(per_weight.unsqueeze(1)))
 
 
 def _holders(vectors: Tensor, weights: Tensor, masks: Tensor | None) -> Tensor:
     """`S_p`: the summed weight of the models that hold each parameter, [B, P], or [B, 1] without masks."""
     weights = weights.to(vectors.dtype)
     if masks is None:
-        return _slot_sum(weights)
+        return slot_sum(weights).unsqueeze(1)
     holders = torch.zeros_like(vectors[:, 0])
     for slot in range(vectors.shape[1]):
         holders += weights[:, slot, None] * masks[:, slot]
     return holders
 
 
-def _held(weights: Tensor, masks: Tensor | None, slot: int) -> Tensor:
-    taking_part = weights[:, slot, None] > 0
-    return taking_part if masks is None else taking_part & masks[:, slot]
-
-
-def _slot_sum(values: Tensor) -> Tensor:
-    """Sum over slots in slot order, so that empty slots at the end change nothing: [B, K] -> [B, 1]."""
-    result = torch.zeros_like(values[:, :1])
-    for slot in range(values.shape[1]):
-        result = result + values[:, slot : slot + 1]
-    return result
+def _held(weights: Tensor, masks: Tensor | None) -> Tensor:
+    """Where a model with weight holds a parameter: [B, M+1, P], or [B, M+1, 1] without masks."""
+    taking_part = weights.unsqueeze(-1) > 0
+    return taking_part if masks is None else taking_part & masks
 
 
 def _one_hot(values: Tensor) -> Tensor:
