@@ -22,6 +22,7 @@ from aedfl.net.link import Link
 from aedfl.net.node import Node
 from aedfl.net.options import Options
 from aedfl.net.protocol_pb2 import Join
+from aedfl.net.wire import PROTOCOL
 from aedfl.task import Task
 from aedfl.training.evaluate import Evaluator
 from sim.worlds import tiny_rows, tiny_task
@@ -132,7 +133,7 @@ class Cluster:
         return self.nodes[index].transport.counters.messages_received
 
     def join_request(self, name: str, **changes: Any) -> Join:
-        request = Join(protocol=1, name=name, token=self.token, instance=1, layout=b"x", parameters=15)
+        request = Join(protocol=PROTOCOL, name=name, token=self.token, instance=1, layout=b"x", parameters=15)
         for key, value in changes.items():
             setattr(request, key, value)
         return request

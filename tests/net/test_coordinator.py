@@ -210,8 +210,8 @@ def test_those_who_do_not_fit_are_told_why(tmp_path: Path) -> None:
     async def test() -> None:
         async with cluster(tmp_path, tls=False) as made:
             async with made.link("device-2") as link:
-                with pytest.raises(Refused, match="speaks protocol 2, the coordinator 1; install the same"):
-                    await link.join(made.join_request("device-2", protocol=2))
+                with pytest.raises(Refused, match="speaks protocol 1, the coordinator 2; install the same"):
+                    await link.join(made.join_request("device-2", protocol=1))
                 with pytest.raises(Refused, match="the model of device-2 has 99 values in another layout than"):
                     await link.join(made.join_request("device-2", parameters=99))
 

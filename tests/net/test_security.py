@@ -142,7 +142,7 @@ def test_strangers_are_refused_and_nobody_is_disturbed(tmp_path: Path) -> None:
             )  # fmt: skip
             call = channel.unary_unary(f"/{SERVICE}/Settings", lambda m: m.SerializeToString(), Receipt.FromString)
             with pytest.raises(grpc.aio.AioRpcError) as error:
-                await call(Ask(protocol=1), timeout=60)
+                await call(Ask(protocol=2), timeout=60)
             assert error.value.code() == grpc.StatusCode.UNAVAILABLE
             await channel.close()
             link = Link(f"127.0.0.1:{made.nodes[0].transport.port}", made.security("device-2"))

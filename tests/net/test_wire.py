@@ -145,7 +145,7 @@ def payload(change: Any, given: Model | None = None) -> list[bytes]:
 @pytest.mark.parametrize(
     ("parts", "match"),
     [
-        (with_header(lambda h: setattr(h, "protocol", 2)), "speaks protocol 2, this device 1"),
+        (with_header(lambda h: setattr(h, "protocol", 1)), "speaks protocol 1, this device 2"),
         (with_header(lambda h: setattr(h, "kind", "")), "message kind"),
         (with_header(lambda h: setattr(h, "length", h.length + 8)), "middle of a message|announced length"),
         (with_header(lambda h: setattr(h, "length", 1 << 40)), "announced with"),

@@ -104,9 +104,14 @@ def _models(options: Options, tls: str | None) -> dict[str, float]:
 def _small(options: Options, tls: str | None) -> dict[str, float]:
     mine, theirs = [], []
     for _ in range(options.repeats):
-        mine.append(_ours(1_000, options.small_messages, tls)["messages_per_second"])
+        mine.append(small(1_000, options.small_messages, tls))
         theirs.append(_bare(1_000, options.small_messages, tls, stream=False) / 4_000)
     return {"per_second": max(mine), "bare_grpc": max(theirs), "ratio": max(mine) / max(theirs)}
+
+
+def small(count: int, messages: int, tls: str | None, together: int = 1) -> float:
+    """Messages per second, each a model of `count` values; the next (few) when the last (few) were taken."""
+    return _ours(count, messages // together * together, tls, together)["messages_per_second"]
 
 
 def _layout(count: int) -> Layout:
@@ -149,7 +154,7 @@ def _receive_ours(pipe: Any, count: int, messages: int, tls: str | None) -> None
     asyncio.run(run())
 
 
-def _ours(count: int, messages: int, tls: str | None) -> dict[str, float]:
+def _ours(count: int, messages: int, tls: str | None, together: int = 1) -> dict[str, float]:
     here, there = SPAWN.Pipe()
     process = SPAWN.Process(target=_receive_ours, args=(there, count, messages, tls))
     process.start()
@@ -160,8 +165,9 @@ def _ours(count: int, messages: int, tls: str | None) -> dict[str, float]:
         transport.know([Member(index=1, name="device-1", state="here", address=f"127.0.0.1:{port}", serial=serial)])
         model = Model(Value(torch.ones(count)), Size(count, 1.0))
         before, begin = _peak(), time.perf_counter()
-        for _ in range(messages):
-            transport.send(1, "model", model, {"samples": 1})
+        for _ in range(messages // together):
+            for _ in range(together):
+                transport.send(1, "model", model, {"samples": 1})
             await transport.settle(300)
         seconds = time.perf_counter() - begin
         used = _peak() - before

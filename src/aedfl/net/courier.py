@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,8 @@ from ..randomness import generator
 from . import wire
 from .counters import Counters
 from .credentials import Security
-from .post import AT_ONCE, HAND, SEND
+from .line import STALL, Line
+from .post import AT_ONCE, SEND, TOGETHER
 from .protocol_pb2 import Member, Receipt
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ MODELS, MODEL_BYTES = 16, 64 << 20
 """Models of a kind that may wait for a receiver that takes them; of one that does not, only the newest waits."""
 SMALL = 1 << 18
 """Bytes of a model below which packing it is not worth a thread."""
-STALL = 30.0
-"""Seconds without progress after which a transfer is given up and begun anew."""
 BACKOFF = (0.2, 10.0)
 """Seconds to the first retry, and the most between two; doubled each time."""
 OPTIONS: list[tuple[str, Any]] = [
@@ -59,6 +58,11 @@ class Parcel:
     number: int
     since: float
 
+    @property
+    def small(self) -> bool:
+        """Packing it is not worth a thread."""
+        return self.model is None or self.model.vector.get().nbytes < SMALL
+
 
 class Courier:
     """Sends one device's messages to one receiver."""
@@ -78,7 +82,7 @@ class Courier:
         self._queue: deque[Parcel] = deque()
         self._number = 0
         self._failures = 0
-        self._current: Parcel | None = None
+        self._current: list[Parcel] = []
         self.lifetime = lifetime
         """Seconds that a message may wait for a receiver that cannot be reached."""
         self._wake = asyncio.Event()
@@ -87,6 +91,8 @@ class Courier:
         self._moved = asyncio.Event()
         self._place: tuple[str, str] | None = None
         self._channel: grpc.aio.Channel | None = None
+        self._line: Line | None = None
+        """The open call for small messages, between two of them."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         self.transfers: deque[tuple[int, float]] = deque(maxlen=256)
         """Bytes and seconds of the latest transfers."""
@@ -105,8 +111,8 @@ class Courier:
         self._wake.set()
 
     def _models(self, kind: str) -> list[Parcel]:
-        """Those that wait; the one that is on its way is not among them."""
-        waiting = (parcel for parcel in self._queue if parcel is not self._current)
+        """Those that wait; what is on its way is not among them."""
+        waiting = (parcel for parcel in self._queue if parcel not in self._current)
         return [parcel for parcel in waiting if parcel.model is not None and parcel.kind == kind]
 
     def _drop(self, parcels: list[Parcel]) -> None:
@@ -120,20 +126,17 @@ class Courier:
                 self._wake.clear()
                 self.empty.set()
                 await self._wake.wait()
-            parcel = self._current = self._queue[0]
             try:
-                settled = await self._deliver(parcel)
+                settled = await self._deliver()
             except asyncio.CancelledError:
                 raise
             except Exception as error:  # whatever it was, it must cost this receiver only
                 settled = False
                 if not self._failures:
                     log.info(f"cannot reach device {self.target}: {_reason(error)}", extra={"event": "unreachable"})
-            self._current = None
+            self._current = []
             if settled:
                 self._failures = 0
-                if parcel in self._queue:
-                    self._queue.remove(parcel)
             else:
                 self._failures += 1
                 self._thin_out()
@@ -156,8 +159,8 @@ class Courier:
             async with asyncio.timeout(min(most, first * 2.0 ** min(failures - 1, 10)) * float(jitter)):
                 await self._moved.wait()
 
-    async def _deliver(self, parcel: Parcel) -> bool:
-        """True when nothing more can be done for this message; false to try again."""
+    async def _deliver(self) -> bool:
+        """Sends the next message, or the next few; false if the receiver cannot be reached or wants it later."""
         member = self._find(self.target)
         if member is None:
             return False
@@ -166,31 +169,73 @@ class Courier:
             log.info(f"device {self.target} is sent nothing: its certificate was revoked", extra={"event": "revoked"})
             return False
         channel = await self._connected(member)
-        loop = asyncio.get_running_loop()
+        ready = await self._ready()
+        began = asyncio.get_running_loop().time()
+        parcel, packed = ready[0]
+        if packed.length > AT_ONCE:
+            receipts: Sequence[Receipt] = [await self._stream(channel, packed, self._stamp(parcel.number))]
+        else:
+            receipts = await self._hand(channel, ready)
+        for (parcel, packed), receipt in zip(ready, receipts, strict=False):
+            if receipt.later:
+                return False
+            self._settle(parcel, packed, receipt, began)
+        return True
+
+    async def _ready(self) -> list[tuple[Parcel, wire.Packed]]:
+        """The first message, packed; where it is small, those behind it as well, as long as they are small."""
+        ready: list[tuple[Parcel, wire.Packed]] = []
+        room = AT_ONCE
+        while len(ready) < min(TOGETHER, len(self._queue)):
+            parcel = self._queue[len(ready)]
+            if ready and not parcel.small:
+                break
+            self._current.append(parcel)
+            packed = await self._packed(parcel)
+            room -= packed.length + packed.header.ByteSize()
+            if ready and room < 0:
+                self._current.pop()
+                break
+            ready.append((parcel, packed))
+        return ready
+
+    async def _packed(self, parcel: Parcel) -> wire.Packed:
         message = parcel.kind, parcel.model, self._layout, parcel.fields
-        small = parcel.model is None or parcel.model.vector.get().nbytes < SMALL
-        packed = wire.pack(*message) if small else await loop.run_in_executor(None, wire.pack, *message)
-        began = loop.time()
-        receipt = await self._transfer(channel, packed, self._stamp(parcel.number))
-        if receipt.later:
-            return False
+        if parcel.small:
+            return wire.pack(*message)
+        return await asyncio.get_running_loop().run_in_executor(None, wire.pack, *message)
+
+    def _settle(self, parcel: Parcel, packed: wire.Packed, receipt: Receipt, began: float) -> None:
+        """Nothing more can be done for this message."""
+        if parcel in self._queue:
+            self._queue.remove(parcel)
         if receipt.taken:
             self._counters.messages_sent += 1
             self._counters.bytes_sent += packed.length
-            self.transfers.append((packed.length, loop.time() - began))
+            self.transfers.append((packed.length, asyncio.get_running_loop().time() - began))
         else:
             self._counters.messages_lost += 1
             log.warning(f"device {self.target} refused a message: {receipt.reason}", extra={"event": "refused"})
-        return True
 
-    async def _transfer(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> Receipt:
-        """A small message is one call, which costs a third of a stream."""
-        if packed.length > AT_ONCE:
-            return await self._stream(channel, packed, stamp)
-        frames = list(wire.frames(packed, stamp))
-        self._offered(stamp, frames[-1])
-        receipt: Receipt = await channel.unary_unary(HAND, None, Receipt.FromString)(wire.bundle(frames), timeout=STALL)
-        return receipt
+    async def _hand(self, channel: grpc.aio.Channel, ready: list[tuple[Parcel, wire.Packed]]) -> Sequence[Receipt]:
+        """Small messages over a line that stays open: a call for each would cost twice as much."""
+        bundles = []
+        for parcel, packed in ready:
+            frames = list(wire.frames(packed, stamp := self._stamp(parcel.number)))
+            self._offered(stamp, frames[-1])
+            bundles.append(wire.bundle(frames))
+        piece = wire.bundle(bundles)
+        used, self._line = self._line, None
+        line = used or Line(channel)
+        receipts = await line.hand(piece)
+        if not receipts and used is not None:  # it had ended since the last message
+            line = Line(channel)
+            receipts = await line.hand(piece)
+        if not receipts:
+            raise ConnectionError(await line.end())
+        if not receipts[-1].later:  # the receiver ends it then
+            self._line = line
+        return receipts
 
     def _offered(self, stamp: wire.Stamp, last: bytes) -> None:
         offer = {"event": "offered", "to": self.target, "boot": stamp.boot, "number": stamp.number}
@@ -225,7 +270,7 @@ class Courier:
         return self._channel
 
     async def _disconnect(self) -> None:
-        channel, self._channel = self._channel, None
+        channel, self._channel, self._line = self._channel, None, None
         if channel is not None:
             await channel.close()
 

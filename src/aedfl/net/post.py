@@ -18,14 +18,16 @@ from . import wire
 from .check import Checker
 from .counters import Counters
 from .credentials import Peer, Security
-from .protocol_pb2 import Header, Member, Receipt
+from .protocol_pb2 import Header, Member, Receipt, Receipts
 from .rates import Bucket
 
 log = logging.getLogger(__name__)
 SERVICE = "aedfl.v1.Peer"
 SEND, HAND = f"/{SERVICE}/Send", f"/{SERVICE}/Hand"
 AT_ONCE = 1 << 18
-"""Bytes of tensors up to which a message travels in one piece."""
+"""Bytes of tensors up to which a message travels in one piece, over a line that stays open."""
+TOGETHER, FRAMES = 16, 2
+"""Messages that may share a piece, and frames of each: a header, and perhaps tensors."""
 DRAIN = 1.0
 """Seconds for which the rest of a refused message is still read."""
 THREADED = 1 << 18
@@ -57,7 +59,7 @@ async def _drain(frames: AsyncIterator[bytes]) -> None:
 
 
 async def _feed_all(decoder: wire.Decoder, data: bytes) -> None:
-    for frame in wire.unbundle(data):
+    for frame in wire.unbundle(data, FRAMES):
         decoder.feed(frame)
 
 
@@ -106,11 +108,12 @@ class Post:
         self.limits = limits or Limits()
         self._senders: dict[int, Sender] = {}
         self._open: Counter[str] = Counter()
+        self._lines: dict[str, asyncio.Task[Any] | None] = {}
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods = {
             "Send": grpc.stream_unary_rpc_method_handler(self.send, None, Receipt.SerializeToString),
-            "Hand": grpc.unary_unary_rpc_method_handler(self.hand, None, Receipt.SerializeToString),
+            "Hand": grpc.stream_stream_rpc_method_handler(self.line, None, Receipts.SerializeToString),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -118,9 +121,56 @@ class Post:
         """A message as a stream of frames."""
         return await self._answer(self._transfer(frames, context), context)
 
+    async def line(self, pieces: AsyncIterable[bytes], context: Any) -> AsyncIterator[Receipts]:
+        """Small messages, one or a few in a piece, and the receipts for each piece.
+
+        A message that is put off ends the line: those behind it must not come before it.
+        """
+        try:
+            owner = self._known(context).name or str(context.peer())
+        except (Later, PeerError) as error:
+            yield Receipts(receipts=[self._declined(error, context)])
+            return
+        with self._only_line(owner), suppress(asyncio.CancelledError):  # by a newer line: its sender sees that it ends
+            async for piece in pieces:
+                receipts = await self._hand_all(piece, context)
+                yield Receipts(receipts=receipts)
+                if receipts[-1].later:
+                    return
+
+    async def _hand_all(self, piece: bytes, context: Any) -> list[Receipt]:
+        """At least one receipt; none for those behind a message that is put off."""
+        receipts: list[Receipt] = []
+        try:
+            for data in wire.unbundle(piece, TOGETHER):
+                receipts.append(await self.hand(data, context))
+                if receipts[-1].later:
+                    break
+        except PeerError as error:
+            receipts.append(self._declined(error, context))
+        return receipts
+
     async def hand(self, data: bytes, context: Any) -> Receipt:
         """A small message in one piece."""
         return await self._answer(self._bundle(data, context), context)
+
+    @contextmanager
+    def _only_line(self, owner: str) -> Iterator[None]:
+        """One line per certificate (without any, per connection): a new one ends one that has broken unnoticed."""
+        if (old := self._lines.get(owner)) is not None:
+            old.cancel()
+        mine = self._lines[owner] = asyncio.current_task()
+        try:
+            yield
+        finally:
+            if self._lines.get(owner) is mine:
+                del self._lines[owner]
+
+    def hang_up(self) -> None:
+        """Ends all lines."""
+        for line in self._lines.values():
+            if line is not None:
+                line.cancel()
 
     async def _answer(self, work: Awaitable[None], context: Any) -> Receipt:
         try:
@@ -128,12 +178,15 @@ class Post:
             return Receipt(taken=True)
         except TimeoutError:
             return Receipt(later=True, reason="the transfer stood still")
-        except Later as error:
+        except (Later, PeerError) as error:
+            return self._declined(error, context)
+
+    def _declined(self, error: Later | PeerError, context: Any) -> Receipt:
+        if isinstance(error, Later):
             return Receipt(later=True, reason=str(error))
-        except PeerError as error:
-            self._counters.refused += 1
-            log.warning(f"refused a message: {error}", extra={"event": "refusal", "peer": context.peer()})
-            return Receipt(reason=str(error)[:500])
+        self._counters.refused += 1
+        log.warning(f"refused a message: {error}", extra={"event": "refusal", "peer": context.peer()})
+        return Receipt(reason=str(error)[:500])
 
     async def _transfer(self, stream: AsyncIterable[bytes], context: Any) -> None:
         with self._slot(context) as peer:
@@ -151,10 +204,8 @@ class Post:
     @contextmanager
     def _slot(self, context: Any) -> Iterator[Peer]:
         """Room for one more transfer. Whoever does not take part, or has several open, gets none and is not read."""
-        peer = self._security.caller(context, "")
+        peer = self._known(context)
         name = peer.name
-        if name and self._member(name) is None:
-            raise Later(f"{name} is not known here (yet)")
         if self._open.total() >= self.limits.streams or self._open[name] >= self.limits.streams_each:
             raise Later("too many transfers at the same time")
         self._open[name] += 1
@@ -164,6 +215,13 @@ class Post:
             self._open[name] -= 1
             if not self._open[name]:
                 del self._open[name]
+
+    def _known(self, context: Any) -> Peer:
+        """Whoever calls, if its certificate holds and is that of a member."""
+        peer = self._security.caller(context, "")
+        if peer.name and self._member(peer.name) is None:
+            raise Later(f"{peer.name} is not known here (yet)")
+        return peer
 
     async def _receive(self, peer: Peer, feed: Callable[[wire.Decoder], Awaitable[None]]) -> None:
         entry: list[tuple[int, Sender]] = []
@@ -220,7 +278,7 @@ class Post:
             raise Later(f"{peer.name or header.source} is not known here (yet)")
         if member.index != header.source:
             raise PeerError(f"{peer.name} says it is device {header.source}, but it is device {member.index}")
-        sender = self._senders.setdefault(member.index, Sender(self.limits))
+        sender = self._senders.get(member.index) or self._senders.setdefault(member.index, Sender(self.limits))
         if not sender.messages.take(1):
             raise Later("more messages per second than this device takes from one sender")
         if sender.stream is not None:  # a broken connection of the same sender, not noticed yet

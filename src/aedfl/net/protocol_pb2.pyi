@@ -82,6 +82,12 @@ class Receipt(_message.Message):
     later: bool
     def __init__(self, taken: _Optional[bool] = ..., reason: _Optional[str] = ..., later: _Optional[bool] = ...) -> None: ...
 
+class Receipts(_message.Message):
+    __slots__ = ("receipts",)
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedCompositeFieldContainer[Receipt]
+    def __init__(self, receipts: _Optional[_Iterable[_Union[Receipt, _Mapping]]] = ...) -> None: ...
+
 class Member(_message.Message):
     __slots__ = ("index", "name", "address", "serial", "state", "report", "silent")
     INDEX_FIELD_NUMBER: _ClassVar[int]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -29,23 +30,30 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_LIMIT = 64 << 10
 DIMENSIONS = 8
+KNOWN, SHORT = 64, 1 << 10
+"""Headers that are kept read and written, and bytes up to which one that came is: a device sees few different ones."""
 
 
 def dump(tensors: Mapping[str, Tensor]) -> list[memoryview]:
     """The bytes as a list of buffers: the header, then views of the tensors, widest types first."""
     ordered = sorted(tensors.items(), key=lambda pair: -pair[1].element_size())
+    arrays = [tensor.detach().cpu().contiguous().numpy().reshape(-1) for _, tensor in ordered]
+    text = _table(tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in ordered))
+    return [memoryview(text), *(array.view(np.uint8).data for array in arrays if array.nbytes)]
+
+
+@lru_cache(KNOWN)
+def _table(entries: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> bytes:
+    """The header of tensors that follow each other in this order, behind its length."""
     header: dict[str, Any] = {}
-    offset, buffers = 0, []
-    for name, tensor in ordered:
-        array = tensor.detach().cpu().contiguous().numpy().reshape(-1)
-        end = offset + array.nbytes
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+    offset = 0
+    for name, dtype, shape in entries:
+        end = offset + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
-        if array.nbytes:
-            buffers.append(array.view(np.uint8).data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [memoryview(struct.pack("<Q", len(text)) + text), *buffers]
+    return struct.pack("<Q", len(text)) + text
 
 
 def load(data: bytearray) -> dict[str, Tensor]:
@@ -55,23 +63,29 @@ def load(data: bytearray) -> dict[str, Tensor]:
     length = struct.unpack_from("<Q", data)[0]
     if length > min(HEADER_LIMIT, len(data) - 8):
         raise PeerError(f"the tensors' header claims {length} bytes")
-    header = _parse(bytes(data[8 : 8 + length]))
-    body = len(data) - 8 - length
-    tensors: dict[str, Tensor] = {}
+    text, body = bytes(data[8 : 8 + length]), len(data) - 8 - length
+    places = _places(text, body) if length <= SHORT else _places.__wrapped__(text, body)
+    return {name: _view(data, 8 + length + begin, shape, dtype) for name, dtype, shape, begin in places}
+
+
+@lru_cache(KNOWN)
+def _places(text: bytes, body: int) -> tuple[tuple[str, torch.dtype, tuple[int, ...], int], ...]:
+    """What a header says of the `body` bytes behind it: names, types, shapes, and where each tensor begins."""
+    places = []
     end = 0
-    for name, entry in sorted(header.items(), key=lambda pair: _offsets(pair[0], pair[1])):
+    for name, entry in sorted(_parse(text).items(), key=lambda pair: _offsets(pair[0], pair[1])):
         dtype, shape = _kind(name, entry)
         begin, stop = _offsets(name, entry)
         if begin != end or stop > body or stop - begin != prod(shape) * dtype.itemsize:
             raise PeerError(f"tensor {name!r} claims bytes {begin} to {stop}, which do not fit its shape or its place")
-        tensors[name] = _view(data, 8 + length + begin, shape, dtype)
+        places.append((name, dtype, tuple(shape), begin))
         end = stop
     if end != body:
         raise PeerError(f"{body - end} bytes follow the last tensor")
-    return tensors
+    return tuple(places)
 
 
-def _view(data: bytearray, offset: int, shape: list[int], dtype: torch.dtype) -> Tensor:
+def _view(data: bytearray, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
@@ -79,7 +93,8 @@ def _view(data: bytearray, offset: int, shape: list[int], dtype: torch.dtype) ->
         raise PeerError("a tensor does not begin at a multiple of its element's size")
     if dtype == torch.bool:  # a byte that is neither 0 nor 1 is no truth value
         return (torch.frombuffer(data, dtype=torch.uint8, count=count, offset=offset) != 0).reshape(shape)
-    return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(shape)
+    flat = torch.frombuffer(data, dtype=dtype, count=count, offset=offset)
+    return flat if len(shape) == 1 else flat.reshape(shape)
 
 
 def _parse(text: bytes) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class Transport:
         self._couriers: dict[int, Courier] = {}
         self._closing: list[asyncio.Task[None]] = []
         self._server: grpc.aio.Server | None = None
+        self._post: Post | None = None
         self.port = 0
 
     def know(self, members: Iterable[Member]) -> None:
@@ -71,8 +72,9 @@ class Transport:
             *OPTIONS, ("grpc.max_concurrent_streams", limits.streams),
             ("grpc.max_allowed_incoming_connections", limits.connections),
         ]  # fmt: skip
-        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * limits.streams)
-        post = Post(
+        calls = limits.connections + 4 * limits.streams
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=calls)
+        self._post = post = Post(
             self.run,
             self.checker,
             self.security,
@@ -114,7 +116,8 @@ class Transport:
 
     async def settle(self, seconds: float) -> None:
         """Gives messages that still wait a last chance."""
-        waiting = [asyncio.ensure_future(courier.empty.wait()) for courier in self._couriers.values()]
+        full = (courier for courier in self._couriers.values() if not courier.empty.is_set())
+        waiting = [asyncio.ensure_future(courier.empty.wait()) for courier in full]
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=seconds)
             for task in late:
@@ -123,7 +126,8 @@ class Transport:
     async def close(self) -> None:
         couriers, self._couriers = list(self._couriers.values()), {}
         await asyncio.gather(*(courier.stop() for courier in couriers), *self._closing)
-        if self._server is not None:
+        if self._server is not None and self._post is not None:
+            self._post.hang_up()
             await self._server.stop(0.2)
 
 

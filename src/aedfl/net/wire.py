@@ -29,7 +29,7 @@ try:
 except ImportError:
     from zlib import crc32
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Devices of another number cannot talk to this one."""
 CHUNK = 1 << 20
 """Bytes of tensors per frame, but for the last."""
@@ -123,21 +123,24 @@ def _chunks(buffers: tuple[memoryview, ...]) -> Iterator[list[memoryview]]:
         yield chunk
 
 
-def bundle(frames: Iterable[bytes]) -> bytes:
-    """All frames of a small message as one piece: each behind its length (four bytes, little-endian)."""
-    return b"".join(part for frame in frames for part in (struct.pack("<I", len(frame)), frame))
+def bundle(parts: Iterable[bytes]) -> bytes:
+    """The frames of a small message, or several such messages, as one piece: each behind its length (`<I`)."""
+    return b"".join(each for part in parts for each in (struct.pack("<I", len(part)), part))
 
 
-def unbundle(data: bytes) -> list[bytes]:
-    """The frames again; `PeerError` unless they are the data, no more and no less."""
-    frames, begin = [], 0
-    while begin < len(data):
+def unbundle(data: bytes, most: int) -> list[bytes]:
+    """The parts again, 1 to `most`; `PeerError` unless they are the data, no more and no less."""
+    parts: list[bytes] = []
+    begin = 0
+    while begin < len(data) and len(parts) < most:
         end = begin + 4 + (struct.unpack_from("<I", data, begin)[0] if begin + 4 <= len(data) else len(data))
         if end > len(data) or end == begin + 4:
             raise PeerError("a bundle's lengths do not add up to its size")
-        frames.append(data[begin + 4 : end])
+        parts.append(data[begin + 4 : end])
         begin = end
-    return frames
+    if begin < len(data) or not parts:
+        raise PeerError(f"a bundle is empty or has more than {most} parts")
+    return parts
 
 
 Look = Callable[[Header], int]
