@@ -1,6 +1,6 @@
 """Damaged frames against the codec, and against a running device: everything refused, nothing grows, nothing falls.
 
-`python bench/fuzz.py --frames 1000000 --live 20000`. Nine messages in ten carry valid checksums and lengths, so that
+`python bench/fuzz.py --frames 1000000 --live 200000`. Nine messages in ten carry valid checksums and lengths, so that
 they reach the inner checks; the damage is that of the tests (`tests/net/damage.py`). A message that is not refused must
 be a well-formed one: other finite values in the same shapes, say, which nobody could tell from a good model.
 """
@@ -32,13 +32,18 @@ from aedfl.graph import Value
 from aedfl.layout import Layout
 from aedfl.net import wire
 from aedfl.net.check import Checker
-from aedfl.net.post import SEND
+from aedfl.net.line import Line
+from aedfl.net.post import SEND, TOGETHER, Limits
 from aedfl.net.protocol_pb2 import Receipt
 from net.cluster import Cluster
 from net.damage import damaged
 
 LAYOUT = Layout.of(nn.Linear(9, 4))
-CHECKER = Checker(LAYOUT, 36.0, get("aedfl").messages)
+MESSAGES = get("aedfl").messages
+FIELDS = {"loss": Value(torch.tensor(1.0)), "samples": 3, "rate": 0.25, "age": 1.0}
+CHECKER = Checker(LAYOUT, 36.0, MESSAGES)
+STREAMED = 0.1
+"""Share of the trips to the device on which a message is a stream of its own, as large ones are."""
 
 
 def whole(seed: int, checker: Checker, run: str, source: int, number: int) -> list[bytes]:
@@ -49,8 +54,8 @@ def whole(seed: int, checker: Checker, run: str, source: int, number: int) -> li
     kept[0] = True
     size = Size(int(kept.sum()), checker.macs) if seed % 2 else Size(checker.size, checker.macs)
     given = Model(Value(vector), size, Value(kept) if seed % 2 else None)
-    fields = {"loss": Value(torch.tensor(1.0)), "samples": 3, "rate": 0.25}
-    return list(wire.frames(wire.pack("model", given, checker.digest, fields), wire.Stamp(run, source, 9, number)))
+    packed = wire.pack("model", given, checker.digest, {name: FIELDS[name] for name in MESSAGES["model"].fields})
+    return list(wire.frames(packed, wire.Stamp(run, source, 9, number)))
 
 
 def memory() -> int:
@@ -89,6 +94,55 @@ def codec(count: int, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+async def streamed(channel: grpc.aio.Channel, parts: list[bytes]) -> Receipt | None:
+    """One message as a stream of frames; None if it was cut off."""
+    call = channel.stream_unary(SEND, None, Receipt.FromString)()
+    try:
+        for part in parts:
+            await call.write(part)
+        await call.done_writing()
+        receipt: Receipt = await call
+    except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        return None
+    return receipt
+
+
+def piece(messages: list[list[bytes]], rng: np.random.Generator) -> bytes:
+    """Small messages for one trip; in one of ten, something is wrong with what holds them together."""
+    made = bytearray(wire.bundle(wire.bundle(parts) for parts in messages))
+    if rng.random() < 0.1:
+        made[int(rng.integers(0, len(made) if rng.random() < 0.5 else 8))] = int(rng.integers(0, 256))
+    return bytes(made)
+
+
+async def attack(made: Cluster, count: int, rng: np.random.Generator) -> dict[str, Any]:
+    """So many damaged messages from device 1 to device 0, over a line and as streams."""
+    node = made.nodes[0]
+    member = next(m for m in made.coordinator.status().view.members if m.index == 0)
+    channel = made.security("device-1").connect(member.address, member.name, member.serial, [])
+    outcome: Counter[str] = Counter()
+    sent, settled, frames, line = 0, 0, 0, Line(channel)
+    while sent < count:
+        numbers = range(sent, sent + int(rng.integers(1, TOGETHER + 1)) if rng.random() > STREAMED else sent + 1)
+        good = (whole(number % 64, node.transport.checker, node.member.run, 1, 10 + number) for number in numbers)
+        parts = [damaged(message, rng) for message in good]
+        if len(numbers) > 1:
+            receipts = list(await line.hand(piece(parts, rng)))
+        else:
+            receipt = await streamed(channel, parts[0])
+            receipts = [] if receipt is None else [receipt]
+        if len(numbers) > 1 and (not receipts or receipts[-1].later):
+            line = Line(channel)
+        outcome.update("later" if r.later else "taken" if r.taken else "refused" for r in receipts)
+        outcome["not looked at"] += len(numbers) - len(receipts)
+        frames += sum(map(len, parts))
+        if sent < count // 4 <= numbers.stop:
+            settled = memory()
+        sent = numbers.stop
+    await channel.close()
+    return {"messages": sent, "frames": frames, "outcome": dict(outcome), "grown_bytes": memory() - settled}
+
+
 async def live(count: int, seed: int, folder: Path) -> dict[str, Any]:
     """Damaged messages over mutual TLS into a device that goes on with AEDFL meanwhile.
 
@@ -98,37 +152,16 @@ async def live(count: int, seed: int, folder: Path) -> dict[str, Any]:
     made.method = get("aedfl-rl-dwu")
     await made.coordinate()
     for index in (0, 1):
-        made.start(index)
+        made.start(index, limits=Limits(messages_per_second=1e6))
     await made.until(lambda: made.updates(0) > 2 and made.received(0) > 2, 60)
     await made.kill(1)
-    target = made.nodes[0]
-    member = next(m for m in made.coordinator.status().view.members if m.index == 0)
-    channel = made.security("device-1").connect(member.address, member.name, member.serial, [])
-    rng = np.random.default_rng(seed)
-    checker = target.transport.checker
-    outcome: Counter[str] = Counter()
-    updates, settled, frames, begin = made.updates(0), 0, 0, time.monotonic()
-    for number in range(count):
-        parts = damaged(whole(number % 64, checker, target.member.run, 1, 10 + number), rng)
-        call = channel.stream_unary(SEND, None, Receipt.FromString)()
-        try:
-            for part in parts:
-                await call.write(part)
-            await call.done_writing()
-            receipt = await call
-            outcome["later" if receipt.later else "taken" if receipt.taken else "refused"] += 1
-        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            outcome["cut off"] += 1
-        frames += len(parts)
-        if number == count // 4:
-            settled = memory()
-    found = {
-        "messages": count, "frames": frames, "outcome": dict(outcome), "seconds": time.monotonic() - begin,
-        "updates_meanwhile": made.updates(0) - updates, "grown_bytes": memory() - settled,
+    updates, begin, context = made.updates(0), time.monotonic(), made.nodes[0].context
+    found = await attack(made, count, np.random.default_rng(seed))
+    found |= {
+        "seconds": time.monotonic() - begin, "updates_meanwhile": made.updates(0) - updates,
         "alive": not made.tasks[0].done(),
-        "finite": bool(target.context.model is not None and target.context.model.vector.get().isfinite().all()),
+        "finite": bool(context.model is not None and context.model.vector.get().isfinite().all()),
     }  # fmt: skip
-    await channel.close()
     await made.close()
     return found
 
@@ -136,7 +169,7 @@ async def live(count: int, seed: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=1_000_000)
-    parser.add_argument("--live", type=int, default=20_000)
+    parser.add_argument("--live", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -144,7 +177,9 @@ def main() -> None:
     import logging
 
     logging.getLogger("aedfl.net").setLevel(logging.CRITICAL)
-    found = {"codec": codec(given.frames, given.seed)}
+    found: dict[str, Any] = {"command": " ".join(["python", *sys.argv])}
+    if given.frames:
+        found["codec"] = codec(given.frames, given.seed)
     with tempfile.TemporaryDirectory() as folder:
         found["device"] = asyncio.run(live(given.live, given.seed, Path(folder)))
     text = json.dumps(found, indent=2)

@@ -41,8 +41,8 @@ class Store:
         self._record: IO[bytes] | None = None
         (folder / "inbox").mkdir(exist_ok=True)
         self._kept: dict[int, int] = {}
-        self._wanted: set[int] = set()
-        """Numbers of the messages in the box; asked by the writer's thread as well, hence plain numbers in a set."""
+        self._wanted: dict[int, Message] = {}
+        """The messages in the box; the writer's thread looks there too, so that no taken one waits for a slow disk."""
         self._count = 0
 
     def load(self, find: state.Find) -> Any:
@@ -89,14 +89,14 @@ class Store:
             return
         self._count += 1
         self._kept[id(message)] = self._count
-        self._wanted.add(self._count)
-        self._pool.submit(self._spool, self._count, message)
+        self._wanted[self._count] = message
+        self._pool.submit(self._spool, self._count)
 
     def _place(self, number: int) -> Path:
         return self.folder / "inbox" / f"{number:012d}.safetensors"
 
-    def _spool(self, number: int, message: Message) -> None:
-        if number in self._wanted:
+    def _spool(self, number: int) -> None:
+        if (message := self._wanted.get(number)) is not None:
             self.attempt(lambda: state.write(self._place(number), vars_of(message), durable=False))
         if number not in self._wanted:  # taken meanwhile
             self._erase(number)
@@ -108,7 +108,7 @@ class Store:
         """The program has it: after a crash it does not come again."""
         number = self._kept.pop(id(message), None)
         if number is not None:
-            self._wanted.discard(number)
+            self._wanted.pop(number, None)
             self._erase(number)
 
     def messages(self, find: state.Find) -> list[Message]:
@@ -128,7 +128,7 @@ class Store:
                 self._erase(self._count)
                 continue
             self._kept[id(message)] = self._count
-            self._wanted.add(self._count)
+            self._wanted[self._count] = message
             found.append(message)
         return found
 
