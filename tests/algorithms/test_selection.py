@@ -29,8 +29,8 @@ from aedfl.training.plan import Plan
 DEVICES, HARMFUL, OWN, HELD, UPDATES = 12, 6, 40, 30, 120
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "everything new": ("aedfl-0", {}),
-    "pre-trained": ("aedfl-rl", {"selector_lr": 0.0}),
-    "trained": ("aedfl-rl", {"outer": "held-out"}),
+    "pre-trained": ("aedfl-rl", {"selector": "wary", "selector_lr": 0.0}),
+    "trained": ("aedfl-rl", {"selector": "wary", "outer": "held-out"}),
 }
 
 

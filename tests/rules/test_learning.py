@@ -33,7 +33,7 @@ def loss_after(features: Tensor, choices: Tensor) -> Tensor:
 
 def train(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    theta, window = pretrained().repeat(DEVICES, 1), empty_window(DEVICES, length=20)
+    theta, window = pretrained("wary").repeat(DEVICES, 1), empty_window(DEVICES, length=20)
     for _ in range(STEPS):
         features = caches(generator)
         uniforms = torch.rand(DEVICES, NEIGHBOURS, generator=generator)
@@ -64,7 +64,7 @@ def every_unused_loss() -> float:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_training_beats_its_start_and_choosing_every_unused_model(seed: int) -> None:
-    start = greedy_loss(pretrained().repeat(DEVICES, 1))
+    start = greedy_loss(pretrained("wary").repeat(DEVICES, 1))
     learned = greedy_loss(train(seed))
     assert learned < start - 0.2
     assert learned < every_unused_loss() - 0.1

@@ -21,7 +21,7 @@ from ..graph import Chosen, Value
 from ..ops import HeldOut, LargestNorm, SlowMomentum
 from ..rules.baseline import empty_window
 from ..rules.jobs import Learn, Merge, Select
-from ..rules.pretrain import pretrained
+from ..rules.pretrain import Start, pretrained
 from ..rules.selector import reinforce_flops, selector_flops
 from ..rules.weights import Derivative, Step, control_flops
 from ..sparsity.job import Budget, Measure, Place, Prune, Rate
@@ -45,6 +45,7 @@ class Hyper:
     held_out_samples: int = option(100, "held-out samples looked at per update, with outer = held-out")
 
     reuse_merged: bool = option(False, "cached models that were merged before may be merged again, as in the paper")
+    selector: Start = option("open", "the selector begins open to everything new, or wary of models of high loss")
     selector_lr: float = option(0.03, "learning rate of the selector")
     epsilon: float = option(0.01, "share of choices made at random")
     reward: Literal["loss", "gain"] = option(
@@ -152,7 +153,7 @@ class State:
         return cls(
             model=ctx.initial(),
             control=known(torch.ones(slots + 1)),
-            theta=known(pretrained() if hyper.selection else torch.zeros(0)),
+            theta=known(pretrained(hyper.selector) if hyper.selection else torch.zeros(0)),
             window=known(empty_window(1, hyper.window)[0]),
             largest=known(torch.zeros(())),
             seen=known(torch.zeros(slots, dtype=torch.int64)),

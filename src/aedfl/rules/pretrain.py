@@ -1,14 +1,16 @@
 """Pre-training of the selector on synthetic choices made by heuristics, as the paper suggests.
 
-The heuristics: a model that was merged before is not chosen again; a very stale one, or one whose
-loss is much worse than the own, rarely. A lower loss than the own earns nothing: the most overfitted
-model has the lowest training loss.
+The heuristics: a model that was merged before is not chosen again, and a very stale one rarely. An *open* selector
+takes everything else. A *wary* one also leaves out models whose loss is much worse than the own: right where some
+devices do harm, wrong where none does. For the losses are those of training, lowest on fast devices that have
+fitted their own data, and these would leave out just the models that they can learn from. A lower loss than the own
+earns nothing.
 """
 
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import safetensors.torch
 import torch
@@ -18,6 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, pad
 from .features import AGE_CAP, LOSS_CAP, selector_features
 from .network import DENSE, FEATURES, HIDDEN
 
+Start = Literal["open", "wary"]
 FILE = "selector.safetensors"
 NEIGHBOURS = 10
 
@@ -29,20 +32,24 @@ class Synthetic(NamedTuple):
     chances: Tensor
 
 
-def pretrained() -> Tensor:
-    """The selector shipped with the package: theta, float32 [PARAMETERS]."""
+def pretrained(start: Start = "open") -> Tensor:
+    """A selector shipped with the package: theta, float32 [PARAMETERS]."""
     stored = safetensors.torch.load(files("aedfl.rules").joinpath(FILE).read_bytes())
-    return stored["theta"]
+    return stored[start]
 
 
-def heuristic(features: Tensor) -> Tensor:
+def heuristic(features: Tensor, start: Start = "open") -> Tensor:
     """The chance [B, M] that a model with these features should be chosen."""
     used, age, loss = features[..., 0], features[..., 1], features[..., 2]
-    logit = 3 - 8 * (age - 0.6).clamp(min=0) - 4 * (loss - 0.35).clamp(min=0)
+    logit = (3 if start == "wary" else 5) - 8 * (age - 0.6).clamp(min=0)
+    if start == "wary":
+        logit = logit - 4 * (loss - 0.35).clamp(min=0)
     return torch.where(used > 0.5, 0.01, torch.sigmoid(logit.clamp(min=-4)))
 
 
-def synthetic(devices: int, generator: torch.Generator, neighbours: int = NEIGHBOURS) -> Synthetic:
+def synthetic(
+    devices: int, generator: torch.Generator, neighbours: int = NEIGHBOURS, start: Start = "open"
+) -> Synthetic:
     """Half of the models used; ages (mostly young) and losses spread over all that features can say."""
 
     def uniform(*shape: int) -> Tensor:
@@ -58,17 +65,17 @@ def synthetic(devices: int, generator: torch.Generator, neighbours: int = NEIGHB
         valid=torch.ones(shape, dtype=torch.bool),
         since_merge=2 ** (5 * uniform(devices)) - 1,
     ).double()
-    return Synthetic(features, heuristic(features))
+    return Synthetic(features, heuristic(features, start))
 
 
-def pretrain(seed: int = 0, steps: int = 300, devices: int = 64, lr: float = 2e-2) -> Tensor:
+def pretrain(start: Start = "open", seed: int = 0, steps: int = 300, devices: int = 64, lr: float = 2e-2) -> Tensor:
     """Theta float32 [PARAMETERS], fitted to the heuristics; the same for the same arguments."""
     generator = torch.Generator().manual_seed(seed)
     model = _Shared(generator)
     optimiser = torch.optim.Adam(model.parameters(), lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=steps)
     for _ in range(steps):
-        examples = synthetic(devices, generator)
+        examples = synthetic(devices, generator, start=start)
         draws = torch.rand(examples.chances.shape, generator=generator, dtype=torch.float64)
         logits = model(examples.features, draws < examples.chances)
         optimiser.zero_grad()
