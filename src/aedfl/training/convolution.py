@@ -24,6 +24,9 @@ REDUCTION = 32
 """Products that are summed in one go."""
 PROGRAMS = 1056
 """Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
+PADS = ["top", "left"]
+"""The padding is a number of the run. As a constant it becomes an addition of pairs of 16-bit numbers, of which ptxas
+12.8 loses the constant if it is for one of the pair only: positions are then off by the padding."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,9 @@ class Shape:
         }  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PADS)
 def _convolve(
-    x, w, b, y, models, positions,
+    x, w, b, y, models, positions, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
@@ -68,7 +71,7 @@ def _convolve(
     f = tl.program_id(2) * FB + tl.arange(0, FB)
     m = tl.program_id(0) * MB + tl.arange(0, MB)
     sample, place = m // (OH * OW), m % (OH * OW)
-    row, column = place // OW * SH - PH, place % OW * SW - PW
+    row, column = place // OW * SH - top, place % OW * SW - left
     start = (sample * models + model) * (C * H * W) + row * W + column
     total = tl.zeros((FB, MB), tl.float32)
     for k0 in range(0, C * KH * KW, KB):
@@ -89,9 +92,9 @@ def _convolve(
     tl.store(target, total.to(y.dtype.element_ty), (f < F)[:, None] & (m < positions)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PADS)
 def _input_gradient(
-    g, w, dx, models, positions,
+    g, w, dx, models, positions, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     CB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
@@ -101,7 +104,7 @@ def _input_gradient(
     ch = tl.program_id(2) * CB + tl.arange(0, CB)
     m = tl.program_id(0) * MB + tl.arange(0, MB)
     sample, place = m // (H * W), m % (H * W)
-    row, column = place // W + PH, place % W + PW
+    row, column = place // W + top, place % W + left
     start = (sample * models + model) * (F * OH * OW)
     total = tl.zeros((CB, MB), tl.float32)
     for k0 in range(0, F * KH * KW, KB):
@@ -122,9 +125,9 @@ def _input_gradient(
     tl.store(target, total.to(dx.dtype.element_ty), (ch < C)[:, None] & (m < positions)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=PADS)
 def _weight_gradient(
-    x, g, dw, db, models, positions, share,
+    x, g, dw, db, models, positions, top, left, share,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, PRECISION: tl.constexpr,
@@ -140,7 +143,7 @@ def _weight_gradient(
     for m0 in range(part * share, (part + 1) * share, MB):
         m = m0 + tl.arange(0, MB)
         sample, place = m // (OH * OW), m % (OH * OW)
-        row, column = place // OW * SH - PH, place % OW * SW - PW
+        row, column = place // OW * SH - top, place % OW * SW - left
         start = (sample * models + model) * (C * H * W) + row * W + column
         there = (k < C * KH * KW)[:, None] & (m < positions)[None, :]
         if PH + PW > 0:
@@ -178,7 +181,7 @@ class _Conv(torch.autograd.Function):
         positions, block = shape.batch * oh * ow, _block(shape.filters, 64)
         grid = (triton.cdiv(positions, PATCH), shape.models, triton.cdiv(shape.filters, block))
         _convolve[grid](
-            x, weight, bias, y, shape.models, positions, **shape.sizes, BIAS=bias is not None,
+            x, weight, bias, y, shape.models, positions, *shape.padding, **shape.sizes, BIAS=bias is not None,
             FB=block, MB=PATCH, KB=REDUCTION, PRECISION=_precision(), num_warps=2 if block <= 16 else 4,
         )  # fmt: skip
         ctx.save_for_backward(x, weight)
@@ -200,7 +203,7 @@ def _by_input(shape: Shape, g: Tensor, weight: Tensor) -> Tensor:
     positions, block = shape.batch * shape.height * shape.width, _block(shape.channels, 64)
     grid = (triton.cdiv(positions, PATCH), shape.models, triton.cdiv(shape.channels, block))
     _input_gradient[grid](
-        g, weight, dx, shape.models, positions, **shape.sizes,
+        g, weight, dx, shape.models, positions, *shape.padding, **shape.sizes,
         CB=block, MB=PATCH, KB=REDUCTION, PRECISION=_precision(), num_warps=4,
     )  # fmt: skip
     return dx
@@ -218,7 +221,7 @@ def _by_weight(shape: Shape, x: Tensor, g: Tensor, biased: bool) -> tuple[Tensor
     dw = x.new_empty(parts, shape.models * shape.filters, width, dtype=torch.float32)
     db = x.new_empty(parts, shape.models * shape.filters, dtype=torch.float32) if biased else None
     _weight_gradient[(parts, shape.models, tiles)](
-        x, g, dw, db, shape.models, positions, share, **shape.sizes, BIAS=biased,
+        x, g, dw, db, shape.models, positions, *shape.padding, share, **shape.sizes, BIAS=biased,
         FB=filters, MB=step, KB=columns, KS=triton.cdiv(width, columns), PRECISION=_precision(),
         num_warps=2 if filters <= 16 else 4,
     )  # fmt: skip
