@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import PeerError
 
+Buffer = bytearray | memoryview
 DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
@@ -56,7 +57,7 @@ def _table(entries: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]) -> byt
     return struct.pack("<Q", len(text)) + text
 
 
-def load(data: bytearray) -> dict[str, Tensor]:
+def load(data: Buffer) -> dict[str, Tensor]:
     """The tensors, as views of `data`, which must hold them exactly: no gap, no overlap, nothing behind."""
     if len(data) < 8:
         raise PeerError(f"tensors of {len(data)} bytes have no header")
@@ -85,7 +86,7 @@ def _places(text: bytes, body: int) -> tuple[tuple[str, torch.dtype, tuple[int, 
     return tuple(places)
 
 
-def _view(data: bytearray, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _view(data: Buffer, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)

@@ -154,7 +154,7 @@ class Decoder:
         self._look = look
         self._checksum = 0
         self._header: Header | None = None
-        self._data = bytearray()
+        self._data = memoryview(b"")
         self._filled = 0
 
     @property
@@ -187,7 +187,7 @@ class Decoder:
         if header.length > (allowed := self._look(header)):
             raise PeerError(f"the tensors are announced with {header.length} bytes; allowed are {allowed}")
         self._header = header
-        self._data = bytearray(header.length)
+        self._data = np.empty(header.length, np.uint8).data  # not touched before the bytes come
 
     def _add(self, header: Header, body: memoryview) -> None:
         end = self._filled + len(body)
