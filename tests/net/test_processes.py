@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -68,18 +69,11 @@ def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
         assert all(bool(torch.isfinite(part).all()) for part in load_file(folder / "model.safetensors").values())
 
 
-@pytest.mark.parametrize(("method", "updates"), [("aedfl", 40), ("fedavg", 40), ("fedbuff", 40), ("sageflow", 40)])
-def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path, method: str, updates: int) -> None:
-    """Not more than two points less: with and without a server, and for a server with public samples.
+def real(settings: RunConfig, folder: Path) -> float:
+    """Accuracy of the mean model (or the server's) of a run of processes."""
 
-    Devices that are processes of one machine are alike, so the simulator is given a fleet of equals.
-    """
-    count = 8 if method == "aedfl" else 4
-    stop = {"virtual_seconds": "none", "updates": updates, "target_accuracy": "none"}
-    settings = config(count, method=method, stop=stop, fleet={"fastest": 1.0, "slowest": 1.0})
-
-    async def real() -> float:
-        local = Local(settings, tmp_path / "run")
+    async def run() -> float:
+        local = Local(settings, folder)
         await local.start()
         try:
             await local.wait()
@@ -87,5 +81,24 @@ def test_a_run_of_processes_learns_as_much_as_the_simulator_says(tmp_path: Path,
             await local.close()
         return float(local.summary()["accuracy"])
 
-    predicted = simulate(settings)["accuracy"]
-    assert asyncio.run(real()) >= predicted - 0.02
+    return asyncio.run(run())
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("method", "count", "seeds"), [("aedfl", 8, 3), ("fedavg", 4, 1), ("fedbuff", 4, 1), ("sageflow", 4, 1)]
+)
+def test_a_run_of_processes_learns_as_much_as_the_simulator_says(
+    tmp_path: Path, method: str, count: int, seeds: int
+) -> None:
+    """Not more than two points less after the same updates of each device: with and without a server.
+
+    Devices that are processes of one machine are alike, so the simulator is given a fleet of equals. Who hears whom
+    when is chance on a real machine: runs of AEDFL with one seed differ by two points and more, so means are compared.
+    """
+    stop = {"virtual_seconds": "none", "updates": 40, "target_accuracy": "none"}
+    fleet = {"fastest": 1.0, "slowest": 1.0}
+    runs = [config(count, method=method, stop=stop, fleet=fleet, seed=seed) for seed in range(seeds)]
+    reached = [real(settings, tmp_path / f"run-{settings.seed}") for settings in runs]
+    predicted = [float(simulate(settings)["accuracy"]) for settings in runs]
+    assert mean(reached) >= mean(predicted) - 0.02, f"real {reached}, simulated {predicted}"
