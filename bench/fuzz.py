@@ -180,8 +180,9 @@ def main() -> None:
     found: dict[str, Any] = {"command": " ".join(["python", *sys.argv])}
     if given.frames:
         found["codec"] = codec(given.frames, given.seed)
-    with tempfile.TemporaryDirectory() as folder:
-        found["device"] = asyncio.run(live(given.live, given.seed, Path(folder)))
+    if given.live:
+        with tempfile.TemporaryDirectory() as folder:
+            found["device"] = asyncio.run(live(given.live, given.seed, Path(folder)))
     text = json.dumps(found, indent=2)
     print(text)
     if given.out is not None:
