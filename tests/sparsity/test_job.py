@@ -32,7 +32,7 @@ def job(
 ) -> tuple[Any, ...]:
     vector = task().start * (1 + 0.1 * key)
     rows = np.arange(key, key + 20)
-    return (vector, task().start, rows, key, torch.tensor(0.0), torch.tensor(weights), rates, cap, None)
+    return (vector, task().start, rows, key, torch.tensor(0.0), torch.tensor(weights), rates, cap)
 
 
 def op(**changed: Any) -> Prune:
@@ -85,17 +85,6 @@ def test_a_pruned_channel_can_come_back() -> None:
     ((_, few, *_),) = op(rate="schedule").run([job(1, 0.6)])
     ((_, more, *_),) = op(rate="schedule").run([job(4, 0.2)])
     assert (more & ~few).any()
-
-
-def test_scored_as_it_is_used_what_is_gone_stays_away_and_does_not_count() -> None:
-    first = job(1, 0.3)
-    ((mask, kept, *_),) = op(rate="schedule").run([first])
-    again = (*job(4, 0.5)[:8], mask)
-    ((_, fewer, *_),) = op(rate="schedule", at="pruned").run([again])
-    assert (~fewer).sum() > (~kept).sum() and not (fewer & ~kept).any()
-    zeroed = (again[0] * mask, *again[1:8], None)
-    alone, used = (op(rate="schedule", at=at)._looks([one])[0] for at, one in (("full", zeroed), ("pruned", again)))
-    assert torch.equal(alone[0], used[0]) and (used[0][~kept] == 0).all()
 
 
 def test_the_schedule_needs_no_spectrum_and_is_cheaper() -> None:

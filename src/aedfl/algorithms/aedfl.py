@@ -24,7 +24,7 @@ from ..rules.jobs import Learn, Merge, Select
 from ..rules.pretrain import Start, pretrained
 from ..rules.selector import reinforce_flops, selector_flops
 from ..rules.weights import Derivative, Step, control_flops
-from ..sparsity.job import Budget, Measure, Place, Prune, Rate
+from ..sparsity.job import Budget, Measure, Prune, Rate
 from ..sparsity.loss_change import Form
 from ..sparsity.rate import cap
 from ..training.plan import Indices, Plan
@@ -70,10 +70,9 @@ class Hyper:
     prune_start: float = option(10.0, "age of a model (see State.age) from which it is pruned")
     prune_every: float = option(6.0, "age between pruning steps; five times as much after prune_end")
     prune_end: float = option(40.0, "age at which the cap of the rate reaches max_rate")
-    max_rate: float = option(0.5, "largest rate: the share that goes")
+    max_rate: float = option(0.45, "largest rate: the share that goes")
     rate_of: Measure = option("macs", "what the rate is a share of; units go by their saliency per MAC, or as such")
     rate: Rate = option("schedule", "the rate itself: gap rule of the paper under the schedule's cap, or the schedule")
-    score_at: Place = option("full", "score units at the full vector (they may come back) or at the pruned one")
     probes: int = option(10, "Hessian products behind the change of the gradient")
     form: Form = option("gauss_newton", "estimate of the change of the loss")
     c: float = option(1.5, "the paper's C: how soon the loss outweighs the gradient in the saliency")
@@ -334,13 +333,12 @@ async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> di
         limit = cap(state.age, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
         steps = hyper.lanczos_steps if hyper.rate == "gap" else 0
         budget = Budget(hyper.hessian_samples, hyper.probes, steps=steps)
-        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate, hyper.rate_of, hyper.score_at)
-        macs = ctx.task.macs if hyper.score_at == "full" else state.model.size.macs
+        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate, hyper.rate_of)
         rows = ctx.batch(hyper.hessian_samples, "curvature")
         key = int(ctx.random("probes").integers(1 << 62))
         mask, kept, rate, raw, state.largest, *size = await ctx.compute(
             op, state.model.vector, ctx.initial().vector, rows, key, state.largest, weights, state.rates, limit,
-            state.model.mask, flops=op.flops(macs), purpose="pruning",
+            flops=op.flops(ctx.task.macs), purpose="pruning",
         )  # fmt: skip
         take_out(state, mask, rate, size)
         return {"prune_rate": rate, "raw_rate": raw, "kept": kept}

@@ -25,7 +25,6 @@ from .select import prune
 
 Rate = Literal["gap", "schedule"]
 Measure = Literal["parameters", "macs"]
-Place = Literal["full", "pruned"]
 
 AT_ONCE = 16
 """Devices whose curvature is looked at together on a GPU."""
@@ -61,8 +60,8 @@ class Budget:
 class Prune(Op):
     """Algorithm pruning: scores every unit of the full vector and removes the lowest.
 
-    Jobs are (vector [P], initial [P], rows, key, largest [], weights [M+1], rates M, cap, mask bool [P] or None);
-    results are (mask bool [P], kept bool [units], rate [], raw rate [], largest [], kept entries [], MACs []).
+    Jobs are (vector [P], initial [P], rows, key, largest [], weights [M+1], rates M, cap); results are
+    (mask bool [P], kept bool [units], rate [], raw rate [], largest [], kept entries [], MACs []).
     """
 
     task: Task
@@ -73,9 +72,6 @@ class Prune(Op):
     """The own rate: the gap rule's, bounded by the cap, or the cap itself; the raw rate is 0 then."""
     share_of: Measure = "parameters"
     """What the rate is a share of. Of the MACs: units go by what they are worth per MAC."""
-    at: Place = "full"
-    """Where units are scored: at the full vector, or as the present mask leaves it. There those that are left show
-    what they are worth without the others; those that are gone are worth nothing, and stay away."""
     outputs: ClassVar[int] = 7
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
@@ -83,7 +79,7 @@ class Prune(Op):
         amounts = groups.entry_macs if self.share_of == "macs" else None
         results: list[tuple[Tensor, ...]] = []
         for job, (score, raw, norm) in zip(jobs, self._looks(jobs), strict=True):
-            largest, weights, rates, cap = job[4:8]
+            largest, weights, rates, cap = job[4:]
             own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
             share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
             kept = prune(score, groups, share, amounts=amounts)
@@ -93,7 +89,7 @@ class Prune(Op):
 
     def _looks(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         """Scores, raw rate and gradient norm of every job: on a GPU many at once, else one after the other."""
-        inputs = [self._inputs(self._place(job[0], job[8]), *job[1:5]) for job in jobs]
+        inputs = [self._inputs(*job[:5]) for job in jobs]
         module = deepcopy(self.task.module).eval()
         together = self.task.device.type == "cuda" and self.form != "full"
         if not together or len({tuple(part.shape for part in given) for given in inputs}) > 1:
@@ -101,9 +97,6 @@ class Prune(Op):
         stacked = [torch.stack(parts) for parts in zip(*inputs, strict=True)]
         found = vmap(lambda *given: self._look(module, *given), chunk_size=AT_ONCE)(*stacked)
         return list(zip(*found, strict=True))
-
-    def _place(self, vector: Tensor, mask: Tensor | None) -> Tensor:
-        return vector if mask is None or self.at == "full" else vector * mask
 
     def _inputs(self, vector: Tensor, initial: Tensor, rows: Indices, key: int, largest: Tensor) -> tuple[Tensor, ...]:
         task, budget = self.task, self.budget
