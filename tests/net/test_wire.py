@@ -93,6 +93,14 @@ def test_what_messages_do_not_carry_is_the_senders_own_mistake(thing: Any) -> No
         fields.pack({"thing": thing})
 
 
+def test_fields_that_no_header_has_room_for_are_not_packed() -> None:
+    many = {f"part{number}": "x" * 1000 for number in range(60)}
+    with pytest.raises(fields.Unsendable, match=r"the fields of a message take 6\d{4} bytes; allowed are 49152"):
+        fields.pack(many)
+    packed, _ = fields.pack(dict(list(many.items())[:40]))
+    assert sum(field.ByteSize() for field in packed) < wire.HEADER
+
+
 def test_the_safetensors_library_reads_ours_and_we_read_its() -> None:
     given = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.tensor([True, False]), "d": torch.tensor(2.0)}
     ours = b"".join(tensors.dump(given))

@@ -18,6 +18,8 @@ COUNT = 64
 DEPTH = 4
 TEXT = 1024
 TENSORS = 64
+BYTES = 48 << 10
+"""Of all fields but their tensors: they share the header with the rest of it."""
 
 
 class Unsendable(AedflError):
@@ -29,7 +31,10 @@ def pack(fields: Mapping[str, Any]) -> tuple[list[Field], list[Tensor]]:
     if len(fields) > COUNT:
         raise Unsendable(f"a message has {len(fields)} fields; allowed are {COUNT}")
     tensors: list[Tensor] = []
-    return [Field(name=name, item=_item(name, thing, tensors, 0)) for name, thing in fields.items()], tensors
+    packed = [Field(name=name, item=_item(name, thing, tensors, 0)) for name, thing in fields.items()]
+    if (size := sum(field.ByteSize() for field in packed)) > BYTES:
+        raise Unsendable(f"the fields of a message take {size} bytes; allowed are {BYTES}")
+    return packed, tensors
 
 
 def _item(name: str, thing: Any, tensors: list[Tensor], depth: int) -> Item:
