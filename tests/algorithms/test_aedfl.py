@@ -94,6 +94,16 @@ def test_the_clock_sees_the_pruned_size() -> None:
     assert full.summary["costs"]["training"] == pytest.approx(exact)
 
 
+def test_fast_and_slow_devices_begin_to_prune_together() -> None:
+    cheap = ("hyper.hessian_samples=2", "hyper.probes=1", "stop.virtual_seconds=80", "fleet.slowest=10")
+    run = finished("aedfl-p", *cheap, "hyper.prune_start=8", "hyper.prune_every=4", "hyper.prune_end=20")
+    first = {row["device"]: row for row in reversed(run.record.read("updates")) if "kept" in row}
+    assert len(first) == 6
+    times = [row["time"] for row in first.values()]
+    alone = [8 * row["time"] / row["update"] for row in first.values()]  # by its own updates only
+    assert max(times) / min(times) < 0.75 * max(alone) / min(alone)
+
+
 def test_everything_the_method_does_is_charged() -> None:
     run = finished("aedfl", *EARLY, "data.held_out=0.2", "hyper.outer=held-out", "hyper.reward=gain")
     spent = run.summary["costs"]
