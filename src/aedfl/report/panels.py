@@ -102,8 +102,8 @@ def size(run: Run, updates: Updates) -> Card | None:
 
 
 def prune_rate(run: Run, updates: Updates) -> Card | None:
-    note = "Share of the prunable parameters that is gone"
-    return _method(run, updates, "prune_rate", "Pruning rate", "Share of parameters", note)
+    note = "Share of the prunable MACs or parameters that was to go"
+    return _method(run, updates, "prune_rate", "Pruning rate", "Share", note)
 
 
 def merged(run: Run, updates: Updates) -> Card | None:
