@@ -61,8 +61,7 @@ def test_training_on_a_gpu_equals_sequential_training_on_a_cpu(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     module, plan = build(name, SHAPES[name], 10, seed=0), Plan(batch_size=50, momentum=0.5, probe=True)
     cpu, gpu = Task(module, data(SHAPES[name])), Task(module, data(SHAPES[name]), device="cuda")
-    if trainer is GroupedTrainer and not supports(gpu):
-        pytest.skip("left to vmap on a GPU")
+    assert trainer is BatchedTrainer or supports(gpu)
     expected = SequentialTrainer(cpu).train(plan, jobs(cpu, 5))
     found = trainer(gpu).train(plan, [on_gpu(job) for job in jobs(cpu, 5)])
     # One unit that a rounding error switches on or off changes a gradient by far more than a rounding error: as much as

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from ..randomness import torch_seed
@@ -28,19 +28,9 @@ STEPS = 32
 
 
 def supports(task: Task) -> bool:
-    """Whether the module is made of known layers only, and its loss a mean over samples.
-
-    On a GPU, ResNet-8's gradient was found to differ from the sequential one in the second digit, for a reason not
-    known yet; networks like it, with strided convolutions or group norms, are left to `vmap` there.
-    """
+    """Whether the module is made of known layers only, and its loss a mean over samples."""
     plain = task.layout.size == task.layout.parameters and not task.whole_batches and not task.draws_randomness
-    proven = task.device.type == "cpu" or not any(_doubtful(layer) for layer in task.module.modules())
-    return plain and proven and Stacked.of(task.module) is not None
-
-
-def _doubtful(layer: nn.Module) -> bool:
-    strided = isinstance(layer, nn.Conv1d | nn.Conv2d) and max(layer.stride) > 1
-    return strided or isinstance(layer, nn.GroupNorm)
+    return plain and Stacked.of(task.module) is not None
 
 
 @dataclass(eq=False)
