@@ -73,7 +73,7 @@ class Hyper:
     max_rate: float = option(0.45, "largest rate: the share that goes")
     rate_of: Measure = option("macs", "what the rate is a share of; units go by their saliency per MAC, or as such")
     rate: Rate = option("schedule", "the rate itself: gap rule of the paper under the schedule's cap, or the schedule")
-    probes: int = option(10, "Hessian products behind the change of the gradient")
+    probes: int = option(4, "Hessian products behind the change of the gradient")
     form: Form = option("gauss_newton", "estimate of the change of the loss")
     c: float = option(1.5, "the paper's C: how soon the loss outweighs the gradient in the saliency")
     lanczos_steps: int = option(16, "steps of Lanczos for the gap rule")
