@@ -2,7 +2,8 @@
 
 For modules made of the layers that `stacked` knows, without buffers. Parameters of one name lie together for all N
 models, so that weights are contiguous for every layer. The learning rate is folded into the loss, so that plain SGD
-is a subtraction. On a CPU the same code runs step by step; it is there to be checked, not to be fast.
+is a subtraction. Devices have more and fewer samples: models with many steps lie first, and a step is run for as many
+rows as still have samples. On a CPU the same code runs step by step; it is there to be checked, not to be fast.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -25,6 +27,10 @@ from .stacked import Act, Stacked, kernels
 
 STEPS = 32
 """Room for steps grows in units of this, so that graphs are seldom captured anew."""
+FEW = 8
+"""A step is not run for fewer rows than this only because other models are done: it would hardly be faster."""
+Order = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+"""Sample numbers [steps, batch]."""
 
 
 def supports(task: Task) -> bool:
@@ -37,7 +43,7 @@ def supports(task: Task) -> bool:
 class Batch:
     """The tensors of a batch of N models; a captured graph reads and writes exactly these."""
 
-    weights: list[Tensor]  # one [N, ...] per parameter, leaves of autograd
+    weights: list[Tensor]  # one [N, ...] per parameter
     masks: list[Tensor] | None
     anchors: list[Tensor] | None
     velocity: list[Tensor] | None
@@ -49,6 +55,30 @@ class Batch:
     first_loss: Tensor  # [N]
     first_gradient: list[Tensor]
     step: Tensor  # [1]
+
+    def holds(self, count: int, steps: int) -> bool:
+        return self.rows.shape[0] >= steps and self.rows.shape[1] >= count
+
+    def head(self, count: int) -> Batch:
+        """The first models alone, in the same memory; their weights are leaves of autograd."""
+
+        def cut(parts: list[Tensor] | None) -> list[Tensor] | None:
+            return None if parts is None else [part[:count] for part in parts]
+
+        return Batch(
+            weights=[part[:count].detach().requires_grad_() for part in self.weights],
+            masks=cut(self.masks),
+            anchors=cut(self.anchors),
+            velocity=cut(self.velocity),
+            rows=self.rows[:, :count],
+            present=self.present[:, :count],
+            keys=self.keys[:count],
+            lr=self.lr[:count],
+            loss=self.loss[:count],
+            first_loss=self.first_loss[:count],
+            first_gradient=[part[:count] for part in self.first_gradient],
+            step=self.step,
+        )
 
 
 class GroupedTrainer:
@@ -63,8 +93,8 @@ class GroupedTrainer:
         self._fast = fast and task.device.type == "cuda" and kernels() is not None
         self.capture_seconds = 0.0
         self._bf16 = bf16
-        self._captured: dict[object, _Captured] = {}
-        self._room = 0
+        self._captured: dict[tuple[Plan, bool], _Captured] = {}
+        self._most = self._room = 0
         self.pool = torch.cuda.graph_pool_handle() if task.device.type == "cuda" else None
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
@@ -74,18 +104,26 @@ class GroupedTrainer:
         return results
 
     def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
-        count = padded_size(len(jobs))
         orders = [batches(job, plan.batch_size) for job in jobs]
-        steps = max(len(order) for order in orders)
-        self._room = max(self._room, -(-steps // STEPS) * STEPS)
+        places = sorted(range(len(jobs)), key=lambda place: -len(orders[place]))
+        found = self._train_sorted(plan, [jobs[place] for place in places], [orders[place] for place in places])
+        results = dict(zip(places, found, strict=True))
+        return [results[place] for place in range(len(jobs))]
+
+    def _train_sorted(self, plan: Plan, jobs: list[TrainJob], orders: list[Order]) -> list[TrainResult]:
+        sizes = rows_at_work([len(order) for order in orders])
         masked = any(job.mask is not None for job in jobs)
-        key = (plan, count, self._room, masked)
-        if key not in self._captured:
-            self._captured[key] = _Captured(self, plan, self._empty(plan, count, self._room, masked))
-        captured = self._captured[key]
-        self._load(captured.batch, jobs, orders)
-        captured.run(steps)
-        return self._results(captured.batch, plan, jobs, orders)
+        captured = self._captured.get((plan, masked))
+        if captured is None or not captured.batch.holds(sizes[0], len(sizes)):
+            self._most = max(self._most, sizes[0])
+            self._room = max(self._room, -(-len(sizes) // STEPS) * STEPS)
+            batch = self._empty(plan, self._most, self._room, masked)
+            captured = self._captured[plan, masked] = _Captured(self, plan, batch)
+        captured.prepare(sizes)  # before anything is loaded: capturing runs steps
+        batch = captured.head(sizes[0])
+        self._load(batch, jobs, orders)
+        captured.run(sizes)
+        return self._results(batch, plan, jobs, orders)
 
     def _empty(self, plan: Plan, count: int, room: int, masked: bool) -> Batch:
         device = self.task.device
@@ -97,7 +135,7 @@ class GroupedTrainer:
         table = torch.zeros(room, count, plan.batch_size, device=device)
         numbers = torch.zeros(count, device=device)
         return Batch(
-            weights=[part.requires_grad_() for part in parts()],
+            weights=parts(),
             masks=parts() if masked else None,
             anchors=parts() if plan.proximal else None,
             velocity=parts() if plan.momentum else None,
@@ -112,9 +150,7 @@ class GroupedTrainer:
         )
 
     @torch.no_grad()
-    def _load(
-        self, batch: Batch, jobs: list[TrainJob], orders: list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]
-    ) -> None:
+    def _load(self, batch: Batch, jobs: list[TrainJob], orders: list[Order]) -> None:
         count = len(batch.lr)
         padded = jobs + [jobs[0]] * (count - len(jobs))
         vectors = torch.stack([job.vector for job in padded])
@@ -199,13 +235,7 @@ class GroupedTrainer:
             return nullcontext()
         return torch.autocast(self.task.device.type, torch.bfloat16, cache_enabled=False)
 
-    def _results(
-        self,
-        batch: Batch,
-        plan: Plan,
-        jobs: list[TrainJob],
-        orders: list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]],
-    ) -> list[TrainResult]:
+    def _results(self, batch: Batch, plan: Plan, jobs: list[TrainJob], orders: list[Order]) -> list[TrainResult]:
         count = len(jobs)
         vectors = torch.cat([part.detach()[:count].flatten(1) for part in batch.weights], 1)
         parts = [part[:count].flatten(1) for part in batch.first_gradient]
@@ -247,20 +277,41 @@ def _per_model(numbers: Tensor, part: Tensor) -> Tensor:
     return numbers.view(-1, *[1] * (part.dim() - 1))
 
 
+def rows_at_work(steps: list[int]) -> list[int]:
+    """Rows that each step is run with, for models with so many steps, most first: all in the first one, then those
+    that are not done, padded."""
+    count = len(steps)
+    first = padded_size(count)
+    left = count - np.searchsorted(steps[::-1], np.arange(1, steps[0]), side="right")
+    return [first, *(min(first, max(FEW, padded_size(number))) for number in left.tolist())]
+
+
 class _Captured:
-    """The first and the later steps of a batch as CUDA graphs, captured once; on a CPU, plain calls."""
+    """The memory of a batch, and its first and later steps for the sizes that came up: on a GPU, CUDA graphs."""
 
     def __init__(self, trainer: GroupedTrainer, plan: Plan, batch: Batch) -> None:
-        self.batch = batch
-        self._first: Callable[[], object] = lambda: trainer.step(plan, batch, True)
-        self._later: Callable[[], object] = lambda: trainer.step(plan, batch, False)
-        if trainer.task.device.type == "cuda":
-            begin = time.perf_counter()
-            # one pool for all: graphs never run side by side and leave nothing behind in it
-            self._first, self._later = capture(self._first, trainer.pool), capture(self._later, trainer.pool)
-            trainer.capture_seconds += time.perf_counter() - begin
+        self.trainer, self.plan, self.batch = trainer, plan, batch
+        self._heads: dict[int, Batch] = {}
+        self._steps: dict[tuple[int, bool], Callable[[], object]] = {}
 
-    def run(self, steps: int) -> None:
-        self._first()
-        for _ in range(steps - 1):
-            self._later()
+    def head(self, count: int) -> Batch:
+        if count not in self._heads:
+            self._heads[count] = self.batch.head(count)
+        return self._heads[count]
+
+    def prepare(self, sizes: list[int]) -> None:
+        """Captures the steps that are not captured yet; overwrites what is in the batch."""
+        for count, first in {(sizes[0], True), *((count, False) for count in sizes[1:])} - self._steps.keys():
+            step: Callable[[], object] = partial(self.trainer.step, self.plan, self.head(count), first)
+            if self.trainer.task.device.type == "cuda":
+                begin = time.perf_counter()
+                self.batch.step.zero_()
+                # one pool for all: graphs never run side by side and leave nothing behind in it
+                step = capture(step, self.trainer.pool)
+                self.trainer.capture_seconds += time.perf_counter() - begin
+            self._steps[count, first] = step
+
+    def run(self, sizes: list[int]) -> None:
+        self._steps[sizes[0], True]()
+        for count in sizes[1:]:
+            self._steps[count, False]()

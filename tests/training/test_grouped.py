@@ -1,0 +1,63 @@
+"""Grouped training of jobs that are not equally long: a step is run for those that are not done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from aedfl.training.grouped import Batch, GroupedTrainer, rows_at_work
+from aedfl.training.plan import Plan, TrainJob
+from aedfl.training.sequential import SequentialTrainer
+from training.tasks import PLANS, assert_close, built_in, with_masks
+
+
+def ragged(count: int) -> list[TrainJob]:
+    """The later a job, the more samples it has; every third has several epochs."""
+    task, random = built_in("mlp"), np.random.default_rng(0)
+    numbers = random.integers(0, len(task.dataset.train), (count, 3 * count))
+    return [
+        TrainJob(task.start * (1 + 0.01 * own), rows[: 3 * own + 1], (0, own), 0.05, 1 + own % 3)
+        for own, rows in enumerate(numbers)
+    ]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("plan", ["plain", "everything"])
+def test_jobs_of_different_lengths_are_trained_as_one_by_one(plan: str, masked: bool) -> None:
+    task, given = built_in("mlp"), ragged(10)
+    given = with_masks(task, given) if masked else given
+    grouped = GroupedTrainer(task)
+    expected = SequentialTrainer(task).train(PLANS[plan], given)
+    assert_close(expected, grouped.train(PLANS[plan], given), 2e-5)
+    again = [replace(job, key=(1, *job.key)) for job in given[:3]]
+    expected = SequentialTrainer(task).train(PLANS[plan], again)
+    assert_close(expected, grouped.train(PLANS[plan], again), 2e-5)
+
+
+def test_rows_follow_the_jobs_that_are_left() -> None:
+    steps = [30] * 10 + [20] * 10 + [1] * 80
+    sizes = rows_at_work(steps)
+    assert sizes == [128, *[20] * 19, *[12] * 10]
+    assert rows_at_work([5, 1, 1]) == [4] * 5, "never more rows than at first"
+    assert rows_at_work([0, 0]) == [2], "the first step is run whatever there is"
+
+
+def test_models_that_are_done_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    step = GroupedTrainer.step
+
+    def counted(self: GroupedTrainer, plan: Plan, batch: Batch, first: bool) -> None:
+        seen.append(len(batch.lr))
+        step(self, plan, batch, first)
+
+    monkeypatch.setattr(GroupedTrainer, "step", counted)
+    task = built_in("mlp")
+    rows = np.arange(4)
+    long = TrainJob(task.start, rows, (0, 0), 0.1, 6)
+    short = [TrainJob(task.start, rows, (0, own), 0.1, 1) for own in range(1, 20)]
+    results = GroupedTrainer(task).train(Plan(batch_size=4), [*short, long])
+    assert seen == [20, 8, 8, 8, 8, 8]
+    assert torch.equal(results[-1].vector, GroupedTrainer(task).train(Plan(batch_size=4), [long, *short])[0].vector)
