@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -116,12 +117,10 @@ class Transport:
 
     async def settle(self, seconds: float) -> None:
         """Gives messages that still wait a last chance."""
-        full = (courier for courier in self._couriers.values() if not courier.empty.is_set())
-        waiting = [asyncio.ensure_future(courier.empty.wait()) for courier in full]
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=seconds)
-            for task in late:
-                task.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for courier in tuple(self._couriers.values()):
+                    await courier.empty.wait()
 
     async def close(self) -> None:
         couriers, self._couriers = list(self._couriers.values()), {}
