@@ -62,6 +62,16 @@ def test_convolution(case: str, biased: bool) -> None:
     assert_same(found, expected, [x, weight, bias] if biased else [x, weight])
 
 
+@pytest.mark.parametrize("own", [{"forward"}, {"by_input"}, {"by_weight"}, set()], ids=str)
+@pytest.mark.parametrize("case", ["strided", "shortcut", "line", "padded"])
+def test_convolution_shared_with_the_library(case: str, own: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from aedfl.training import convolution
+    from aedfl.training.choice import Tiles
+
+    monkeypatch.setattr(convolution, "choose", lambda which, *_: Tiles(32, 32, 4) if which in own else None)
+    test_convolution(case, True)
+
+
 @pytest.mark.parametrize("size", [(8, 8), (5, 7)])
 def test_relu_and_pooling(size: tuple[int, int]) -> None:
     from aedfl.training import kernels

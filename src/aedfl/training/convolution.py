@@ -1,7 +1,8 @@
 """The convolution of N small models at once as GPU kernels, written in Triton.
 
 Libraries run a grouped convolution of a few channels model by model, or turn it round in memory first. Here it is one
-product of matrices per model, whose operand (the image patches) is gathered on the way and never stored.
+product of matrices per model, whose operand (the image patches) is gathered on the way and never stored. Where the
+library is faster all the same (see `choice`), it takes over, pass by pass.
 """
 
 # The arguments of a kernel are pointers and numbers of the GPU; they have no types here.
@@ -9,7 +10,6 @@ product of matrices per model, whose operand (the image patches) is gathered on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,46 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-PATCH = 64
-"""Positions that one program computes."""
-REDUCTION = 32
-"""Products that are summed in one go."""
+from .choice import Precision, Shape, Tiles, choose
+
 PROGRAMS = 1056
 """Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
 PADS = ["top", "left"]
 """The padding is a number of the run. As a constant it becomes an addition of pairs of 16-bit numbers, of which ptxas
 12.8 loses the constant if it is for one of the pair only: positions are then off by the padding."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a convolution of N models looks like; images are [batch, N * channels, height, width]."""
-
-    models: int
-    batch: int
-    channels: int
-    height: int
-    width: int
-    filters: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-    @property
-    def out(self) -> tuple[int, int]:
-        (kh, kw), (sh, sw), (ph, pw) = self.kernel, self.stride, self.padding
-        return (self.height + 2 * ph - kh) // sh + 1, (self.width + 2 * pw - kw) // sw + 1
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The compile-time constants of the kernels."""
-        oh, ow = self.out
-        return {
-            "C": self.channels, "H": self.height, "W": self.width, "F": self.filters, "OH": oh, "OW": ow,
-            "KH": self.kernel[0], "KW": self.kernel[1], "SH": self.stride[0], "SW": self.stride[1],
-            "PH": self.padding[0], "PW": self.padding[1],
-        }  # fmt: skip
 
 
 @triton.jit(do_not_specialize=PADS)
@@ -163,7 +132,14 @@ def _weight_gradient(
             tl.store(db + at, slopes, f < F)
 
 
-def _precision() -> str:
+def _precision(x: Tensor) -> Precision:
+    if x.dtype is torch.bfloat16:
+        return "bf16"
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
+
+
+def _dot() -> str:
+    """How matrix units treat numbers of 32 bits."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
@@ -172,62 +148,95 @@ def _block(size: int, most: int) -> int:
     return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
-class _Conv(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
-        x, weight = x.contiguous(), weight.contiguous()
-        oh, ow = shape.out
-        y = x.new_empty(shape.batch, shape.models * shape.filters, oh, ow)
-        positions, block = shape.batch * oh * ow, _block(shape.filters, 64)
-        grid = (triton.cdiv(positions, PATCH), shape.models, triton.cdiv(shape.filters, block))
-        _convolve[grid](
-            x, weight, bias, y, shape.models, positions, *shape.padding, **shape.sizes, BIAS=bias is not None,
-            FB=block, MB=PATCH, KB=REDUCTION, PRECISION=_precision(), num_warps=2 if block <= 16 else 4,
-        )  # fmt: skip
-        ctx.save_for_backward(x, weight)
-        ctx.shape, ctx.bias = shape, None if bias is None else bias.shape
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        g = g.contiguous()
-        dx = _by_input(ctx.shape, g, weight).view_as(x) if ctx.needs_input_grad[0] else None
-        dw, db = _by_weight(ctx.shape, x, g, ctx.bias is not None)
-        return dx, dw.view_as(weight), None if db is None else db.view(ctx.bias), None
+def forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles) -> Tensor:
+    oh, ow = shape.out
+    y = x.new_empty(shape.batch, shape.models * shape.filters, oh, ow)
+    positions, block = shape.batch * oh * ow, _block(shape.filters, 64)
+    grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.filters, block))
+    _convolve[grid](
+        x, weight, bias, y, shape.models, positions, *shape.padding, **shape.sizes, BIAS=bias is not None,
+        FB=block, MB=tiles.positions, KB=tiles.patch, PRECISION=_dot(), num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    return y
 
 
-def _by_input(shape: Shape, g: Tensor, weight: Tensor) -> Tensor:
+def by_input(shape: Shape, g: Tensor, weight: Tensor, tiles: Tiles) -> Tensor:
     dx = g.new_empty(shape.batch, shape.models * shape.channels, shape.height, shape.width)
     positions, block = shape.batch * shape.height * shape.width, _block(shape.channels, 64)
-    grid = (triton.cdiv(positions, PATCH), shape.models, triton.cdiv(shape.channels, block))
+    grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.channels, block))
     _input_gradient[grid](
         g, weight, dx, shape.models, positions, *shape.padding, **shape.sizes,
-        CB=block, MB=PATCH, KB=REDUCTION, PRECISION=_precision(), num_warps=4,
+        CB=block, MB=tiles.positions, KB=tiles.patch, PRECISION=_dot(), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return dx
 
 
-def _by_weight(shape: Shape, x: Tensor, g: Tensor, biased: bool) -> tuple[Tensor, Tensor | None]:
+def by_weight(shape: Shape, x: Tensor, g: Tensor, biased: bool, tiles: Tiles) -> tuple[Tensor, Tensor | None]:
     """Each part of the positions has a sum of its own; the parts are added in order."""
     oh, ow = shape.out
     width, positions = shape.channels * shape.kernel[0] * shape.kernel[1], shape.batch * oh * ow
-    filters, columns, step = _block(shape.filters, 64), _block(width, 128), PATCH // 2
-    tiles = triton.cdiv(shape.filters, filters) * triton.cdiv(width, columns)
-    wanted = max(1, min(PROGRAMS // (shape.models * tiles), positions // (4 * step)))
+    filters, columns, step = _block(shape.filters, 64), _block(width, tiles.patch), tiles.positions
+    across = triton.cdiv(width, columns)
+    pieces = triton.cdiv(shape.filters, filters) * across
+    wanted = max(1, min(PROGRAMS // (shape.models * pieces), positions // (4 * step)))
     share = triton.cdiv(triton.cdiv(positions, wanted), step) * step
     parts = triton.cdiv(positions, share)
     dw = x.new_empty(parts, shape.models * shape.filters, width, dtype=torch.float32)
     db = x.new_empty(parts, shape.models * shape.filters, dtype=torch.float32) if biased else None
-    _weight_gradient[(parts, shape.models, tiles)](
+    _weight_gradient[(parts, shape.models, pieces)](
         x, g, dw, db, shape.models, positions, *shape.padding, share, **shape.sizes, BIAS=biased,
-        FB=filters, MB=step, KB=columns, KS=triton.cdiv(width, columns), PRECISION=_precision(),
-        num_warps=2 if filters <= 16 else 4,
+        FB=filters, MB=step, KB=columns, KS=across, PRECISION=_dot(), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return dw.sum(0), None if db is None else db.sum(0)
 
 
+def library_forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    filters, biases = _filters(shape, weight).to(x.dtype), None if bias is None else bias.flatten().to(x.dtype)
+    return F.conv2d(x, filters, biases, shape.stride, shape.padding, 1, shape.models)
+
+
+def library_gradients(
+    shape: Shape, x: Tensor, g: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those that are wanted of the gradients by input, weights and bias."""
+    sizes = [shape.models * shape.filters], shape.stride, shape.padding, (1, 1), False, (0, 0), shape.models
+    run = torch.ops.aten.convolution_backward
+    return run(g, x, _filters(shape, weight).to(x.dtype), *sizes, wanted)  # type: ignore[no-any-return]
+
+
+def _filters(shape: Shape, weight: Tensor) -> Tensor:
+    return weight.reshape(shape.models * shape.filters, shape.channels, *shape.kernel)
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.shape, ctx.bias = shape, None if bias is None else bias.shape
+        tiles = choose("forward", shape, _precision(x))
+        if tiles is None:
+            return library_forward(shape, x, weight, bias)
+        return forward(shape, x, weight, bias, tiles)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        shape, biased, g = ctx.shape, ctx.bias is not None, g.contiguous()
+        wants_input, precision = ctx.needs_input_grad[0], _precision(x)
+        input_tiles = choose("by_input", shape, precision)
+        weight_tiles = choose("by_weight", shape, precision)
+        left = wants_input and input_tiles is None, weight_tiles is None, biased and weight_tiles is None
+        dx, dw, db = library_gradients(shape, x, g, weight, left) if any(left) else (None, None, None)
+        if wants_input and input_tiles is not None:
+            dx = by_input(shape, g, weight, input_tiles)
+        if weight_tiles is not None:
+            dw, db = by_weight(shape, x, g, biased, weight_tiles)
+        assert dw is not None
+        return dx, dw.view_as(weight), None if db is None else db.view(ctx.bias), None
+
+
 def conv(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
-    """`F.conv2d(x, weight, bias, …, groups=N)` for weights [N * filters, channels, kernel, kernel]."""
+    """`F.conv2d(x, weight, bias, …, groups=N)` for weights [N, filters, channels, kernel, kernel]."""
     return _Conv.apply(x, weight, bias, shape)  # type: ignore[no-any-return, no-untyped-call]

@@ -17,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .convolution import Shape, conv
+from .choice import Shape
+from .convolution import conv
 
 __all__ = ["Shape", "conv", "cross_entropy", "group_norm", "relu_pool"]
 

@@ -60,8 +60,6 @@ POOLING: dict[str, Any] = {
     "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False,
 }  # fmt: skip
 """Arguments of a pooling in their order, with their defaults."""
-SMALL = 32 * 32
-"""Channels times filters up to which the kernel of our own beats the library's."""
 
 
 @cache
@@ -176,7 +174,7 @@ def _layer(layer: nn.Module, name: str, named: Named, x: Act, keys: Tensor) -> A
 
 
 def _conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
-    if x.fast and _small(layer):
+    if x.fast and _plain(layer):
         return _kernel_conv(layer, weight, bias, x)
     run = F.conv2d if isinstance(layer, nn.Conv2d) else F.conv1d
     flat = None if bias is None else bias.flatten()
@@ -185,9 +183,8 @@ def _conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) ->
     return x.to_images(data)
 
 
-def _small(layer: Any) -> bool:
-    plain = layer.groups == 1 and not isinstance(layer.padding, str) and set(layer.dilation) == {1}
-    return plain and layer.in_channels * layer.out_channels <= SMALL
+def _plain(layer: Any) -> bool:
+    return layer.groups == 1 and not isinstance(layer.padding, str) and set(layer.dilation) == {1}
 
 
 def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act:
@@ -196,13 +193,14 @@ def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act
     if torch.is_autocast_enabled(images.device.type):
         images = images.to(torch.get_autocast_dtype(images.device.type))
     line = isinstance(layer, nn.Conv1d)
-    size = (1, *images.shape[2:]) if line else tuple(images.shape[2:])
+    if line:
+        images = images.unsqueeze(2)
     kernel, stride, padding = (
         (first, *given) if line else given
         for first, given in ((1, layer.kernel_size), (1, layer.stride), (0, layer.padding))
     )
     shape = kernels().Shape(
-        x.count, len(images), layer.in_channels, *size, layer.out_channels, kernel, stride, padding
+        x.count, len(images), layer.in_channels, *images.shape[2:], layer.out_channels, kernel, stride, padding
     )
     found = kernels().conv(images, weight, bias, shape)
     return x.to_images(found.squeeze(2) if line else found)
