@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from aedfl.context import Message, Model, Size
+from aedfl.context import Context, Message, Model, Size
 from aedfl.errors import UserError
 from aedfl.graph import Value
 from aedfl.net import state
@@ -272,5 +272,23 @@ def test_what_arrived_and_was_not_taken_is_still_there(tmp_path: Path) -> None:
         again = Store(tmp_path)
         assert [message.fields["number"] for message in again.messages(FIND)] == [0, 2, 3]
         again.close()
+
+    asyncio.run(test())
+
+
+def test_a_training_that_has_diverged_is_said_and_others_go_on(tmp_path: Path) -> None:
+    async def diverged(ctx: Context, _: Any) -> None:
+        while ctx.running:
+            await ctx.sleep(0.02)
+            ctx.publish(ctx.initial(), loss=float("nan") if ctx.index == 0 else 1.0)
+
+    async def test() -> None:
+        async with cluster(tmp_path, program=diverged) as made:
+            def said(index: int) -> str:
+                members = made.coordinator.status().view.members
+                return next(str(member.report.trouble) for member in members if member.index == index)
+
+            await made.until(lambda: "the own training is not finite" in said(0))
+            assert said(1) == ""
 
     asyncio.run(test())

@@ -168,6 +168,7 @@ def payload(change: Any, given: Model | None = None) -> list[bytes]:
         (with_header(lambda h: h.fields.add(name="a b", item=Item(integer=1))), "not allowed"),
         (with_header(lambda h: h.fields.extend([fields.Field(name=f"f{i}") for i in range(99)])), "fields"),
         (payload(lambda t: {**t, "values": torch.full((LAYOUT.size,), torch.nan)}), "not finite"),
+        (payload(lambda t: {**t, "values": torch.full((LAYOUT.size,), -3e38)}), r"not finite, or beyond 1e\+15"),
         (payload(lambda t: {**t, "values": t["values"].double()}), "float32"),
         (payload(lambda t: {**t, "values": t["values"][:-1]}), "float32"),
         (payload(lambda t: {**t, "extra": torch.zeros(1)}), "belongs to no field"),

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from ..context import SERVER, Message, Model, Size
 from ..errors import PeerError
-from ..forms import Form
+from ..forms import LARGEST, Form
 from ..graph import Value
 from ..layout import Layout
 from . import fields as typed
 from .protocol_pb2 import Header
-from .tensors import HEADER_LIMIT
+from .tensors import HEADER_LIMIT, is_sane
 from .wire import MASK, VALUES, Incoming
 
 
@@ -25,12 +25,6 @@ def layout_digest(layout: Layout) -> bytes:
     """Names, shapes, types and places of all tensors in 16 bytes."""
     text = "\n".join(f"{e.name} {e.shape} {e.offset} {e.dtype} {e.trainable}" for e in layout.entries)
     return blake2b(text.encode(), digest_size=16).digest()
-
-
-def is_finite(values: Tensor) -> bool:
-    """As `isfinite().all()`, at the speed of memory: a NaN anywhere makes least and greatest a NaN."""
-    least, greatest = values.aminmax()
-    return isfinite(least) and isfinite(greatest)
 
 
 class Checker:
@@ -76,8 +70,8 @@ class Checker:
         values, packed = tensors.pop(VALUES, None), tensors.pop(MASK, None)
         if values is None or values.dtype != torch.float32 or values.shape != (info.parameters,):
             raise PeerError(f"the model's values are not {info.parameters} float32 numbers")
-        if not is_finite(values):
-            raise PeerError("the model holds numbers that are not finite")
+        if not is_sane(values):
+            raise PeerError(f"the model holds numbers that are not finite, or beyond {LARGEST:g}")
         if (packed is not None) != info.masked:
             raise PeerError("the mask is announced but missing, or the other way round")
         if packed is None:

@@ -10,8 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import AedflError, PeerError
+from ..forms import LARGEST
 from ..graph import Value
 from .protocol_pb2 import Field, Item, Items
+from .tensors import is_sane
 
 COUNT = 64
 """Fields of a message, and items of a tuple."""
@@ -95,8 +97,8 @@ def _thing(name: str, item: Item, tensors: dict[str, Tensor], depth: int) -> Any
 def _value(name: str, tensor: Tensor | None) -> Value:
     if tensor is None:
         raise PeerError(f"field {name!r} points at a tensor that did not come")
-    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        raise PeerError(f"field {name!r} holds numbers that are not finite")
+    if tensor.is_floating_point() and not is_sane(tensor):
+        raise PeerError(f"field {name!r} holds numbers that are not finite, or beyond {LARGEST:g}")
     return Value(tensor.clone())
 
 

@@ -29,6 +29,7 @@ from .transport import Transport
 
 log = logging.getLogger(__name__)
 _TRACING = threading.Lock()
+DIVERGED = "the loss of the own training is not finite, and neighbours refuse such models; see training.lr and --robust"
 
 
 class Node:
@@ -47,6 +48,7 @@ class Node:
         self.accuracy: float | None = None
         self.loss = math.nan
         self.staleness = math.nan
+        self._diverged = ""
         self._update_seconds = math.nan
         self._evaluated = -math.inf
         self._evaluation: asyncio.Task[None] | None = None
@@ -142,7 +144,7 @@ class Node:
             messages_lost=counters.messages_lost + context.mailbox.dropped, refused=counters.refused,
             filtered=counters.filtered, staleness=self.staleness,
             accuracy=math.nan if self.accuracy is None else self.accuracy, finished=self.finished,
-            trouble=self.store.trouble, update_seconds=self._update_seconds, samples=context.samples,
+            trouble=self.store.trouble or self._diverged, update_seconds=self._update_seconds, samples=context.samples,
         )  # fmt: skip
 
     # ---- living
@@ -224,6 +226,8 @@ class Node:
         """One row of the record per local update, and the figures for the next heartbeat."""
         context = self.context
         self.loss = float(metrics.get("loss", math.nan))
+        if "loss" in metrics:
+            self._look_at_loss()
         ages = [age for _, age in metrics.get("merged", ())]
         if ages:
             self.staleness = sum(ages) / len(ages)
@@ -234,6 +238,12 @@ class Node:
         if context.now - self._evaluated >= self.config.evaluation.every and self._evaluation is None:
             self._evaluated = context.now
             self._evaluation = asyncio.get_running_loop().create_task(self._evaluate())
+
+    def _look_at_loss(self) -> None:
+        """Neighbours refuse a model that is not finite, so whoever runs this device should hear of it."""
+        said, self._diverged = self._diverged, "" if math.isfinite(self.loss) else DIVERGED
+        if self._diverged and not said:
+            log.error(DIVERGED, extra={"event": "diverged"})
 
     async def _evaluate(self) -> None:
         context = self.context

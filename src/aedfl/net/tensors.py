@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PeerError
+from ..forms import LARGEST
 
 Buffer = bytearray | memoryview
 DTYPES = {
@@ -122,6 +123,14 @@ def _offsets(name: str, entry: Any) -> tuple[int, int]:
     if not (isinstance(place, list) and len(place) == 2 and all(_natural(number) for number in place)):
         raise PeerError(f"tensor {name[:40]!r} has no valid place")
     return place[0], place[1]
+
+
+def is_sane(values: Tensor) -> bool:
+    """All finite and within `LARGEST`, so that sums of them are finite too. A NaN makes least and greatest a NaN."""
+    if not values.numel():
+        return True
+    least, greatest = values.aminmax()
+    return float(least) >= -LARGEST and float(greatest) <= LARGEST
 
 
 def _natural(number: Any) -> bool:
