@@ -29,8 +29,10 @@ from ..sparsity.loss_change import Form
 from ..sparsity.rate import cap
 from ..training.plan import Indices, Plan
 
-SELDOM = 5
+SELDOM = 10
 """How much rarer pruning steps are once the rate is no longer to rise."""
+FEW = 4
+"""Times `hessian_samples` that a device must hold; else a pruning step would take as long as many local updates."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Hyper:
     patience: float = option(4.0, "how long it waits at most, in local updates of its own")
 
     prune_start: float = option(10.0, "age of a model (see State.age) from which it is pruned")
-    prune_every: float = option(6.0, "age between pruning steps; five times as much after prune_end")
+    prune_every: float = option(6.0, "age between pruning steps; ten times as much after prune_end")
     prune_end: float = option(40.0, "age at which the cap of the rate reaches max_rate")
     max_rate: float = option(0.45, "largest rate: the share that goes")
     rate_of: Measure = option("macs", "what the rate is a share of; units go by their saliency per MAC, or as such")
@@ -77,7 +79,7 @@ class Hyper:
     form: Form = option("gauss_newton", "estimate of the change of the loss")
     c: float = option(1.5, "the paper's C: how soon the loss outweighs the gradient in the saliency")
     lanczos_steps: int = option(16, "steps of Lanczos for the gap rule")
-    hessian_samples: int = option(50, "samples that curvature is estimated on")
+    hessian_samples: int = option(50, "samples that curvature is estimated on; a fifth where data are few")
 
     @property
     def learns(self) -> bool:
@@ -332,9 +334,10 @@ async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> di
         state.next_cut = state.age + hyper.prune_every * (1 if state.age < hyper.prune_end else SELDOM)
         limit = cap(state.age, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
         steps = hyper.lanczos_steps if hyper.rate == "gap" else 0
-        budget = Budget(hyper.hessian_samples, hyper.probes, steps=steps)
+        few = ctx.samples < FEW * hyper.hessian_samples
+        rows = ctx.batch(max(1, hyper.hessian_samples // 5) if few else hyper.hessian_samples, "curvature")
+        budget = Budget(len(rows), hyper.probes, steps=steps)
         op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate, hyper.rate_of)
-        rows = ctx.batch(hyper.hessian_samples, "curvature")
         key = int(ctx.random("probes").integers(1 << 62))
         mask, kept, rate, raw, state.largest, *size = await ctx.compute(
             op, state.model.vector, ctx.initial().vector, rows, key, state.largest, weights, state.rates, limit,
