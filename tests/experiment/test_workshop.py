@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from aedfl.data import from_user, load
 from aedfl.errors import UserError
-from aedfl.experiment.workshop import Own, Rows, Workshop
+from aedfl.experiment.workshop import Own, Rows, Workshop, _lookahead
 from aedfl.training.batched import BatchedTrainer
 from aedfl.training.sequential import SequentialTrainer
 from experiment.small import small
@@ -136,3 +136,16 @@ def test_speeds_and_lives_come_from_files(tmp_path: Path) -> None:
     times = {device: [time for index, time in seen if index == device] for device in range(6)}
     assert max(times[2], default=0.0) <= 4.0 and min(times[3], default=99.0) > 9.0
     assert len(times[0]) > 2 * len(times[5])
+
+
+def test_a_gpu_gets_its_jobs_as_soon_as_there_is_one_for_each_device() -> None:
+    asked = [_lookahead(devices, torch.device(kind)) for kind in ("cuda", "cpu") for devices in (10, 100, 1000)]
+    assert asked == [64, 100, 256, 256, 256, 256]
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 256), ({"lookahead": 7}, 7)])
+def test_lookahead_is_the_one_that_was_asked_for(given: dict[str, int], expected: int) -> None:
+    config = small(engine={"device": "cpu", **given})
+    workshop = Workshop()
+    rows = Rows.of(config, workshop.bench(config).task.dataset)
+    assert workshop.simulation(config, rows, lambda *_: None).work.lookahead == expected

@@ -165,8 +165,8 @@ class Engine(Section):
     trainer: Literal["auto", "sequential", "batched"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
-    lookahead: Count = 256
-    """Jobs that may be queued before they are computed together."""
+    lookahead: Count | None = None
+    """Jobs that may be queued before they are computed together; by default 256, on a GPU as many as devices."""
     threads: Count | None = None
     cache_budget_mib: Positive | None = None
     """Memory for models on the accelerator; beyond it they live in the host's."""

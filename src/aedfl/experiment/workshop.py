@@ -60,6 +60,7 @@ class Own:
     metric: Loss | None = None
 
 
+LOOKAHEAD = 256
 SMALL = 1e5
 """Multiply-accumulates below which calls cost more than convolutions, so that a CPU gains by running many at once."""
 
@@ -166,7 +167,7 @@ class Workshop:
             seed=config.seed,
             stop=Stop(config.stop.updates),
             queue=self.queue,
-            lookahead=config.engine.lookahead,
+            lookahead=config.engine.lookahead or _lookahead(config.devices, bench.task.device),
             observer=observer,
             public=rows.public,
         )
@@ -273,6 +274,12 @@ def _trainer(name: str, task: Task, workers: int, bf16: bool) -> Trainer:
     if name == "batched" and batched.supports(task):
         return batched.BatchedTrainer(task)
     return SequentialTrainer(task, workers)
+
+
+def _lookahead(devices: int, device: torch.device) -> int:
+    """Jobs that are gathered. A GPU computes them while the programs go on, so it gets them early: batches of a fleet
+    are no larger if more than one job of each device is waited for."""
+    return min(LOOKAHEAD, max(64, devices)) if device.type == "cuda" else LOOKAHEAD
 
 
 def _fleet(config: RunConfig) -> Fleet:
