@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from .reduce import slot_sum, total
+
+TOGETHER = 1 << 22
+"""Numbers in a stack of vectors that are summed up one after the other."""
 
 
 @torch.no_grad()
@@ -33,14 +37,16 @@ def weighted_mean(
     masks: Sequence[Tensor] | None = None,
     fallback: Tensor | None = None,
 ) -> Tensor:
-    """The same (masked) mean over a list of vectors [..., P], accumulated one by one, never stacked.
+    """The same (masked) mean over a list of vectors [..., P], accumulated in order, a few stacked at a time.
 
     `weights` are n numbers (samples, for FedAvg) or a tensor whose rows broadcast against the vectors;
     they need not sum to 1. Where nobody holds a parameter, it is that of `fallback` (default: the first).
     """
     first = vectors[0]
     slots = torch.as_tensor(weights, dtype=first.dtype).to(first.device, non_blocking=True)
-    return _mean(vectors, list(slots.unbind()), masks, first if fallback is None else fallback)
+    if len(slots) != len(vectors):
+        raise ValueError(f"{len(slots)} weights were given for {len(vectors)} vectors")
+    return _mean(vectors, slots, masks, first if fallback is None else fallback)
 
 
 def pairwise_average(left: Tensor, right: Tensor) -> Tensor:
@@ -65,28 +71,35 @@ def consensus_distance(stack: Tensor, chunk: int = 1 << 22) -> Tensor:
 
 
 def streamed_consensus_distance(vectors: Iterable[Tensor]) -> Tensor:
-    """`consensus_distance` of vectors [P] that are walked through twice and never held together."""
+    """`consensus_distance` of vectors [P] that are walked through twice and never held all together."""
     if iter(vectors) is vectors:
         raise TypeError("vectors must be an iterable that can be walked through twice, not an iterator")
     mean, count = _running_mean(vectors)
-    squares = torch.zeros((), dtype=torch.float64, device=mean.device)
-    for vector in vectors:
-        squares += total((vector.double() - mean) ** 2)
-    return _distance(squares, count)
+    walk = iter(vectors)
+    groups = (list(islice(walk, part.stop - part.start)) for part in _groups(count, mean.numel()))
+    squares = torch.cat([total((torch.stack(group).double() - mean) ** 2) for group in groups])
+    return _distance(slot_sum(squares.cpu().unsqueeze(0))[0], count)
 
 
-def _mean(
-    vectors: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor] | None, fallback: Tensor
-) -> Tensor:
-    """Slot after slot, multiplying and adding apart: no fused rounding, no order that depends on shape."""
-    summed, scratch = torch.zeros_like(fallback), torch.empty_like(fallback)
+def _mean(vectors: Sequence[Tensor], weights: Tensor, masks: Sequence[Tensor] | None, fallback: Tensor) -> Tensor:
+    """Vector after vector, multiplying and adding apart: no fused rounding, no order that depends on shape."""
+    summed, zero = torch.zeros_like(fallback), fallback.new_zeros(())
     holders = torch.zeros_like(weights[0]) if masks is None else torch.zeros_like(fallback)
-    zero = summed.new_zeros(())
-    for slot, (vector, weight) in enumerate(zip(vectors, weights, strict=True)):
-        held = weight > 0 if masks is None else (weight > 0) & masks[slot]
-        summed += torch.where(held, vector, zero, out=scratch).mul_(weight)
-        holders += torch.where(held, weight, zero)
+    beside = [1] * (fallback.dim() - weights[0].dim())
+    for part in _groups(len(vectors), fallback.numel()):
+        shares = weights[part].reshape(-1, *beside, *weights.shape[1:])
+        held = shares > 0 if masks is None else (shares > 0) & torch.stack(list(masks[part]))
+        for term in torch.where(held, torch.stack(list(vectors[part])), zero).mul_(shares).unbind():
+            summed += term
+        for share in torch.where(held, shares, zero).unbind():
+            holders += share.view_as(holders)
     return torch.where(holders > 0, summed.div_(holders), fallback)
+
+
+def _groups(count: int, size: int) -> list[slice]:
+    """Slices of so many tensors whose stacks hold at most `TOGETHER` numbers."""
+    width = max(1, TOGETHER // size)
+    return [slice(begin, begin + width) for begin in range(0, count, width)]
 
 
 def _squares_around_mean(part: Tensor) -> Tensor:
