@@ -43,7 +43,9 @@ class Node:
     def __init__(self, op: Op, args: Job) -> None:
         self.op = op
         self.args = args
-        self.needs = [value.node for value in values_in(args) if value.node is not None]
+        needed: list[Value] = []
+        _collect(args, needed)
+        self.needs = [value.node for value in needed if value.node is not None]
         self.values: list[weakref.ref[Value]] = []
 
 
@@ -140,7 +142,7 @@ class Queue:
 
     def submit(self, op: Op, args: Job, serials: Sequence[int]) -> tuple[Value, ...]:
         node = Node(op if self.route is None else self.route(op), args)
-        values = tuple(Value(None, node, serial) for serial in serials)
+        values = tuple([Value(None, node, serial) for serial in serials])
         node.values = [weakref.ref(value) for value in values]
         self._waiting.append(weakref.ref(node))
         return values

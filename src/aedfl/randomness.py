@@ -16,7 +16,7 @@ Key = int | str
 
 def digest(*key: Key) -> int:
     """A 64-bit number that depends on every part of the key."""
-    text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in key)
+    text = "\x1f".join([f"{type(part).__name__[0]}{part}" for part in key])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

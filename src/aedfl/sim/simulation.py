@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Protocol
 
 import simpy
@@ -198,9 +199,9 @@ class Simulation:
             if (self.reads and not self._answer()) or self.work.full:
                 return False
             time = env.peek()
-            if time == float("inf"):
-                self._check_deadlock()
-            if time > until or time == float("inf"):
+            if time > until or time == inf:
+                if time == inf:
+                    self._check_deadlock()
                 break
             env.step()
         self.time = float(env.now) if self.done else until
