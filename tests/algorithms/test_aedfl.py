@@ -135,14 +135,23 @@ def test_a_device_that_waits_for_news_trains_less_and_merges_more_often() -> Non
     assert merges[1] > merges[0]
 
 
-def test_the_learning_rate_falls_while_nothing_comes() -> None:
-    given = Plan(lr=0.3)
-    ctx = cast(Context, SimpleNamespace(plan=lambda: given))
-    rates = [
-        plan(ctx, Hyper(quiet_lr=power), cast(State, SimpleNamespace(quiet=quiet))).lr
-        for power, quiet in ((0.0, 5), (1.0, 0), (1.0, 2), (2.0, 2))
-    ]
-    assert rates == pytest.approx([0.3, 0.3, 0.1, 0.3 / 9])
+@pytest.mark.parametrize(
+    ("hyper", "age", "quiet", "divisor"),
+    [
+        (Hyper(quiet_lr=0.0), 99.0, 5, 1.0),
+        (Hyper(quiet_lr=1.0), 99.0, 0, 1.0),
+        (Hyper(quiet_lr=2.0), 99.0, 2, 9.0),
+        (Hyper(quiet_lr=2.0, quiet_after=1000.0), 25.0, 2, 3.0),
+        (Hyper(quiet_lr=2.0, quiet_after=0.0), 0.0, 2, 9.0),
+        (Hyper(quiet_lr=2.0, weighting=False), 99.0, 2, 1.0),
+    ],
+    ids=["off", "news", "no news", "half of the way", "from the start", "without dynamic weights"],
+)
+def test_the_learning_rate_falls_while_nothing_comes(hyper: Hyper, age: float, quiet: int, divisor: float) -> None:
+    given = Plan(lr=0.3, epochs=2, batch_size=50)  # 20 steps on 500 samples
+    ctx = cast(Context, SimpleNamespace(plan=lambda: given, samples=500))
+    state = cast(State, SimpleNamespace(age=age, quiet=quiet))
+    assert plan(ctx, hyper, state).lr == pytest.approx(0.3 / divisor)
 
 
 def test_slow_momentum_belongs_to_the_weights_and_changes_what_is_trained_next() -> None:

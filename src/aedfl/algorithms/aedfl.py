@@ -65,7 +65,8 @@ class Hyper:
     loss_power: float = option(0.0, "a model's weight is divided by this power of its loss; the paper's is 1")
 
     momentum: float = option(0.5, "slow momentum: share of the last merges' change that goes on; the paper has 0")
-    quiet_lr: float = option(0.0, "the learning rate falls by this power of the updates since a model came; 0: never")
+    quiet_lr: float = option(2.0, "the learning rate falls by this power of the updates since a model came; 0: never")
+    quiet_after: float = option(1000.0, "SGD steps behind a model by which that power is reached; it grows from 0")
     quiet_limit: int = option(0, "updates without a new model after which a device waits for one; 0: it never waits")
     patience: float = option(4.0, "how long it waits at most, in local updates of its own")
 
@@ -212,9 +213,14 @@ async def follow(ctx: Context, state: State) -> None:
 
 
 def plan(ctx: Context, hyper: Hyper, state: State) -> Plan:
-    """Local training; a device that hears nothing moves less, so that it does not drift away from the others."""
+    """Local training; a device that hears nothing moves less, so that it does not drift away from the others.
+
+    Not at first: as long as all learn the same, what a fast device finds alone is what the others need.
+    """
     given = ctx.plan()
-    lr = given.lr / (1 + state.quiet) ** hyper.quiet_lr
+    steps = state.age * given.steps(ctx.samples)
+    power = hyper.quiet_lr * (min(1.0, steps / hyper.quiet_after) if hyper.quiet_after else 1.0) * hyper.weighting
+    lr = given.lr / (1 + state.quiet) ** power
     return replace(given, lr=lr, probe=hyper.learns or hyper.pruning)
 
 
