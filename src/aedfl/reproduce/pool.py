@@ -21,7 +21,7 @@ import torch
 from ..errors import UserError
 from ..experiment.config import RunConfig
 from ..experiment.progress import Progress, Silent, Together
-from ..experiment.run import Run, behind
+from ..experiment.run import Run, behind, undisturbed
 from ..experiment.workshop import Workshop
 from .plan import identity
 
@@ -101,7 +101,7 @@ class Pool(Generic[Tag]):
         """Runs until nothing waits, or the time is up; jobs of a batch that failed come back, to be tried in halves."""
         active: list[_Active[Tag]] = []
         try:
-            with Workshop() as workshop:
+            with Workshop() as workshop, undisturbed():
                 self._drive(active, waiting, workshop, together)
         except UserError:
             raise
