@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from aedfl.training.choice import Shape
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -28,6 +33,9 @@ CONVOLUTIONS = {
     "no power of two": (2, 4, 24, 16, 16, 24, (3, 3), (1, 1), (1, 1)),
     "several tiles": (2, 4, 64, 8, 8, 80, (3, 3), (1, 1), (1, 1)),
 }
+TIMED = Path(__file__).parents[2] / "results" / "bench" / "conv-choice.json"
+SIZES = list(dict.fromkeys(json.dumps(row["shape"]) for row in json.loads(TIMED.read_text())["passes"]))
+"""Shapes whose rules and tiles were chosen by measurement, in TF32."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,19 +55,29 @@ def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor], tolerance
         assert (one.double() - other.double()).norm() <= tolerance * other.double().norm()
 
 
-@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("case", CONVOLUTIONS)
-def test_convolution(case: str, biased: bool) -> None:
+def assert_convolves(shape: Shape, biased: bool, tolerance: float = 2e-6) -> None:
     from aedfl.training import kernels
 
-    shape = kernels.Shape(*CONVOLUTIONS[case])  # type: ignore[arg-type]
     n = shape.models
     x = drawn(shape.batch, n * shape.channels, shape.height, shape.width)
     weight, bias = drawn(n, shape.filters, shape.channels, *shape.kernel), drawn(n, shape.filters)
     found = kernels.conv(x, weight, bias if biased else None, shape)
-    double: Any = [weight.double().flatten(0, 1), bias.double().flatten() if biased else None]
-    expected = F.conv2d(x.double(), *double, shape.stride, shape.padding, 1, n)
-    assert_same(found, expected, [x, weight, bias] if biased else [x, weight])
+    filters, biases = weight.double().flatten(0, 1), bias.double().flatten() if biased else None
+    expected = F.conv2d(x.double(), filters, biases, shape.stride, shape.padding, 1, n)
+    assert_same(found, expected, [x, weight, bias] if biased else [x, weight], tolerance)
+
+
+@pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_convolution(case: str, biased: bool) -> None:
+    assert_convolves(Shape(*CONVOLUTIONS[case]), biased)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_convolution_in_tf32_with_the_tiles_chosen_for_it(sizes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    given: list[Any] = [tuple(size) if isinstance(size, list) else size for size in json.loads(sizes)]
+    assert_convolves(replace(Shape(*given), batch=4), True, tolerance=4e-3)
 
 
 @pytest.mark.parametrize("own", [{"forward"}, {"by_input"}, {"by_weight"}, set()], ids=str)
