@@ -255,6 +255,7 @@ def _equip(
         torch.set_num_threads(1)  # parallel are jobs, not the threads of one: steady on busy cores, exact always
     torch.backends.cuda.matmul.allow_tf32 = engine.precision != "fp32"
     torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
+    torch.backends.cudnn.deterministic = True  # a run gives the same record again
     task = Task(module, dataset, loss, metric, device)
     return Bench(task, _trainer(engine.trainer, task, workers, engine.precision == "bf16"), Evaluator(task))
 

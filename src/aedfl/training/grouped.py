@@ -95,7 +95,6 @@ class GroupedTrainer:
         self._bf16 = bf16
         self._captured: dict[tuple[Plan, bool], _Captured] = {}
         self._most = self._room = 0
-        self.pool = torch.cuda.graph_pool_handle() if task.device.type == "cuda" else None
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         results: list[TrainResult] = []
@@ -293,6 +292,9 @@ class _Captured:
         self.trainer, self.plan, self.batch = trainer, plan, batch
         self._heads: dict[int, Batch] = {}
         self._steps: dict[tuple[int, bool], Callable[[], object]] = {}
+        # One pool for all: its graphs never run side by side and leave nothing behind in it. It goes with them; PyTorch
+        # does not take a pool whose graphs are gone.
+        self._pool = torch.cuda.graph_pool_handle() if trainer.task.device.type == "cuda" else None
 
     def head(self, count: int) -> Batch:
         if count not in self._heads:
@@ -306,8 +308,7 @@ class _Captured:
             if self.trainer.task.device.type == "cuda":
                 begin = time.perf_counter()
                 self.batch.step.zero_()
-                # one pool for all: graphs never run side by side and leave nothing behind in it
-                step = capture(step, self.trainer.pool)
+                step = capture(step, self._pool)
                 self.trainer.capture_seconds += time.perf_counter() - begin
             self._steps[count, first] = step
 
