@@ -12,7 +12,7 @@ def test_slow_momentum_adds_up_what_steps_have_in_common() -> None:
     places = []
     for _ in range(3):
         end = start + torch.tensor([1.0, 0.0, 5.0])
-        ((start, velocity),) = SlowMomentum(0.5, parameters=2).run([(start, end, velocity)])
+        ((start, velocity),) = SlowMomentum(0.5, parameters=2).run([(start, end, velocity, None)])
         places.append(start.tolist())
     assert [place[0] for place in places] == [1.0, 2.5, 4.25]  # steps of 1, 1 + 1/2, 1 + 1/2 + 1/4
     assert [place[1] for place in places] == [0.0, 0.0, 0.0]
@@ -21,8 +21,22 @@ def test_slow_momentum_adds_up_what_steps_have_in_common() -> None:
 
 def test_slow_momentum_treats_jobs_one_by_one() -> None:
     drawn = [tuple(torch.randn(3, 4, generator=torch.Generator().manual_seed(i))) for i in range(3)]
-    together = SlowMomentum(0.3, 4).run(drawn)
+    together = SlowMomentum(0.3, 4).run([(*job, None) for job in drawn])
     for job, found in zip(drawn, together, strict=True):
         start, end, velocity = job
         faster = 0.3 * velocity + end - start
         assert torch.allclose(found[1], faster) and torch.allclose(found[0], start + faster)
+
+
+def test_slow_momentum_leaves_alone_what_is_pruned_and_forgets_its_velocity() -> None:
+    """Two steps of 1; then the second entry is out, while neighbours move it; then it is back."""
+    op, start, velocity = SlowMomentum(0.5, parameters=2), torch.zeros(2), torch.zeros(2)
+    masks = [None, None, torch.tensor([True, False]), torch.tensor([True, True]), torch.tensor([True, True])]
+    places, speeds = [], []
+    for mask in masks:
+        ((start, velocity),) = op.run([(start, start + 1, velocity, mask)])
+        places.append(start[1].item())
+        speeds.append(velocity[1].item())
+    assert places == [1.0, 2.5, 3.5, 4.5, 6.0]
+    assert speeds == [1.0, 1.5, 0.0, 1.0, 1.5]
+    assert velocity[0].item() == 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16

@@ -30,6 +30,7 @@ def merging(parameters: int, models: int) -> float:
     return 2.0 * parameters * models
 
 
-def message(kept: int, full: int, masked: bool, fields: dict[str, Any]) -> int:
-    """Bytes on the wire: kept values as float32, the mask as bits, a little for names and numbers."""
-    return ENVELOPE + 4 * kept + (-(-full // 8) if masked else 0) + FIELD * len(fields)
+def message(kept: int, full: int, masked: bool, fields: dict[str, Any], entries: int = 0) -> int:
+    """Bytes on the wire: kept values and the `entries` of fields that are vectors as float32, the mask as bits, some
+    for names and numbers."""
+    return ENVELOPE + 4 * (kept + entries) + (-(-full // 8) if masked else 0) + FIELD * len(fields)

@@ -6,7 +6,7 @@ field out, send a word for a number, or play the server; without these forms tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,14 @@ def counts(thing: Any) -> bool:
     return isinstance(thing, tuple) and all(number(part) and float(part) >= 0.0 for part in thing)
 
 
+def per_unit(thing: Any) -> bool:
+    """A value with a share, from 0 to 1, for every unit that can be pruned; `Form.problem` counts them."""
+    if not isinstance(thing, Value):
+        return False
+    tensor = thing.get()
+    return tensor.ndim == 1 and tensor.is_floating_point() and bool(((tensor >= 0) & (tensor <= 1)).all())
+
+
 def _plain(thing: Any) -> float | None:
     if isinstance(thing, Value):
         tensor = thing.get()
@@ -78,8 +86,13 @@ class Form:
     by_server: bool = False
     optional: Mapping[str, Check] = field(default_factory=dict)
 
-    def problem(self, message: Message, from_server: bool) -> str:
-        """What is wrong with this message, in a few words; empty if it fits."""
+    def vectors(self, names: Iterable[str]) -> int:
+        """How many of these fields hold a number for every unit; the length of others does not depend on the model."""
+        allowed = {**self.fields, **self.optional}
+        return sum(allowed.get(name) is per_unit for name in names)
+
+    def problem(self, message: Message, from_server: bool, units: Callable[[], int] = lambda: 0) -> str:
+        """What is wrong with this message, in a few words; empty if it fits. `units`: how many can be pruned."""
         if from_server != self.by_server:
             return f"only {'the server' if self.by_server else 'a device'} may send it"
         if self.model is not None and (message.model is not None) != self.model:
@@ -90,4 +103,8 @@ class Form:
         if unknown := message.fields.keys() - allowed.keys():
             return f"field {min(unknown)!r} does not belong there"
         wrong = [name for name, thing in message.fields.items() if not allowed[name](thing)]
-        return f"field {wrong[0]!r} holds what it must not" if wrong else ""
+        if wrong:
+            return f"field {wrong[0]!r} holds what it must not"
+        vectors = {name: len(thing.get()) for name, thing in message.fields.items() if self.vectors([name])}
+        uneven = [name for name, length in vectors.items() if length != units()]
+        return f"field {uneven[0]!r} has {vectors[uneven[0]]} entries instead of {units()}" if uneven else ""

@@ -49,9 +49,10 @@ class Step(Op):
 
 @dataclass(frozen=True)
 class SlowMomentum(Op):
-    """Jobs are (start, end, velocity): the velocity times beta plus `end - start`, and the start moved by that.
+    """Jobs are (start, end, velocity, mask): the velocity times beta plus `end - start`, and the start moved by that.
 
-    Results are (vector, velocity). Entries behind the first `parameters` are a state and stay those of the end.
+    Results are (vector, velocity). Entries behind the first `parameters` are a state and stay those of the end. So do
+    those that the mask (None: keeps everything) removes, without velocity: what comes back begins at rest.
     """
 
     beta: float
@@ -59,12 +60,16 @@ class SlowMomentum(Op):
     outputs: ClassVar[int] = 2
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        starts, ends, velocities = zip(*jobs, strict=True)
+        starts, ends, velocities, masks = zip(*jobs, strict=True)
         faster = torch._foreach_add(torch._foreach_sub(ends, starts), velocities, alpha=self.beta)
         vectors = torch._foreach_add(starts, faster)
         if self.parameters < vectors[0].shape[0]:
             states = [vector[self.parameters :] for vector in vectors]
             torch._foreach_copy_(states, [end[self.parameters :] for end in ends])
+        for vector, end, velocity, mask in zip(vectors, ends, faster, masks, strict=True):
+            if mask is not None:
+                vector.copy_(torch.where(mask, vector, end))
+                velocity.mul_(mask)
         return list(zip(vectors, faster, strict=True))
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from aedfl import costs
 from aedfl.algorithms import get
-from aedfl.algorithms.aedfl import VARIANTS, Hyper, State, plan
+from aedfl.algorithms._options import Hyper
+from aedfl.algorithms.aedfl import VARIANTS, State, plan
 from aedfl.context import Context
 from aedfl.experiment.config import load
 from aedfl.experiment.progress import Silent
@@ -82,6 +83,21 @@ def test_pruning_shrinks_compute_messages_and_time() -> None:
     for context in pruned.sim.contexts:
         assert context.model is not None and context.model.mask is not None
         assert int(context.model.mask.get().sum()) < pruned.task.layout.size
+
+
+def disagreement(run: Run) -> float:
+    """4 p (1 - p), p being the share of devices that keep a unit: 0 where all do alike, 1 where half do."""
+    rows = {row["device"]: row["kept"] for row in run.record.read("updates") if "kept" in row}
+    share = np.array(list(rows.values()), dtype=float).mean(0)
+    assert len(rows) == run.sim.devices and share.min() < 1
+    return float((4 * share * (1 - share)).mean())
+
+
+def test_devices_that_tell_each_other_what_units_are_worth_keep_the_same_ones() -> None:
+    longer = (*EARLY, "hyper.max_rate=0.4", "devices=12", "data.samples=480", "stop.updates=20")
+    alone = finished("aedfl-p", *longer, "hyper.view=1", "hyper.comeback=1")
+    agreed = finished("aedfl-p", *longer)
+    assert disagreement(agreed) < 0.5 * disagreement(alone)
 
 
 def test_the_clock_sees_the_pruned_size() -> None:

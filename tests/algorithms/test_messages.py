@@ -20,6 +20,7 @@ from aedfl.sim.simulation import Simulation
 from aedfl.training.plan import Plan
 
 from .test_all import SECONDS, consistent
+from .test_pruning import two_layers
 from .toy import play
 
 LAYOUT = Layout((Entry("weights", (6,), 0),))
@@ -49,7 +50,7 @@ def test_what_a_method_sends_is_what_it_declares(name: str, monkeypatch: pytest.
         name, [(0.0, 0.0)] * 5, task=(task, rows), seconds=SECONDS, plan=Plan(2, 6, 0.05), updates=8,
         topology="exponential", public=np.arange(0, 60, 7),
     )  # fmt: skip
-    checker = Checker(task.layout, task.macs, METHODS[name].messages)
+    checker = Checker(task.layout, task.macs, METHODS[name].messages, lambda: task.groups.count)
     assert {message.kind for message in sent} <= METHODS[name].messages.keys()
     for message in sent[:40]:
         arrived = transmitted(checker, message)
@@ -98,3 +99,47 @@ def test_what_a_program_could_not_read_is_refused(name: str, kind: str) -> None:
     for message in bad:
         with pytest.raises(PeerError, match=f"message of kind '{message.kind}'"):
             transmitted(checker, message)
+
+
+UNITS = 4
+
+
+def with_worth(worth: Any) -> Message:
+    whole = good("model", "aedfl")
+    return changed(whole, fields={**whole.fields, "worth": worth})
+
+
+def test_a_number_for_every_unit_comes_through() -> None:
+    checker = Checker(LAYOUT, 1.0, METHODS["aedfl"].messages, lambda: UNITS)
+    worth = torch.tensor([0.5, 0.25, 0.25, 0.0])
+    assert torch.equal(transmitted(checker, with_worth(Value(worth))).fields["worth"].get(), worth)
+
+
+WRONG = [
+    torch.full((UNITS - 1,), 0.1), torch.full((UNITS + 1,), 0.1), torch.full((1, UNITS), 0.1), torch.tensor(0.5),
+    torch.tensor([0.5, 0.5, 0.5, -0.1]), torch.tensor([0.5, 0.5, 0.5, 1.1]), torch.ones(UNITS, dtype=torch.int64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("worth", [*map(Value, WRONG), 0.5, (0.1,) * UNITS, "high"])
+def test_other_than_a_share_for_every_unit_is_refused(worth: Any) -> None:
+    checker = Checker(LAYOUT, 1.0, METHODS["aedfl"].messages, lambda: UNITS)
+    with pytest.raises(PeerError, match=r"message of kind 'model': field 'worth' (holds what|has \d entries)"):
+        transmitted(checker, with_worth(worth))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_worth_that_is_not_finite_is_refused(wrong: float) -> None:
+    checker = Checker(LAYOUT, 1.0, METHODS["aedfl"].messages, lambda: UNITS)
+    with pytest.raises(PeerError, match="'worth' holds numbers that are not finite"):
+        transmitted(checker, with_worth(Value(torch.tensor([0.5, 0.5, 0.0, wrong]))))
+
+
+def test_a_vector_is_charged_by_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[tuple[int, int]] = []
+    monkeypatch.setattr(Simulation, "post", lambda _, message, __, count: counts.append((len(message.fields), count)))
+    task, rows = two_layers(hidden=7), [np.arange(6 * device, 6 * device + 6) for device in range(4)]
+    for name in ("aedfl-0", "aedfl-p"):
+        play(name, [(0.0, 0.0)] * 4, task=(task, rows), plan=Plan(2, 6, 0.05), updates=1)
+    plain = 256 + 4 * (4 * 7 + 8 * 2) + 4 * 16
+    assert set(counts) == {(4, plain), (5, plain + 16 + 4 * 7)}

@@ -185,7 +185,7 @@ def test_any_state_of_a_program_can_be_kept(tmp_path: Path) -> None:
     vector = Value(torch.arange(5.0))
     model = Model(vector, Size(5, 2.0), Value(torch.tensor([True, False, True, True, True])))
     thing: dict[str, Any] = {
-        "model": model, "cache": {3: Cached(model, Value(torch.tensor(0.5)), 4, 0.1, 2, 7)}, "none": None,
+        "model": model, "cache": {3: Cached(model, Value(torch.tensor(0.5)), 4, 0.1, None, 2, 7)}, "none": None,
         "numbers": (1, 2.5, True, "a", float("inf")), "list": [vector, {"a": (vector,)}], "set": {1, 2},
     }  # fmt: skip
     state.write(tmp_path / "s", thing)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aedfl.rules import jobs
 from aedfl.rules.baseline import advantage, empty_window, remember
-from aedfl.rules.jobs import Learn, Merge, Select
+from aedfl.rules.jobs import Agree, Learn, Merge, Select
 from aedfl.rules.pretrain import pretrained
 from aedfl.rules.selector import reinforce_step
 from aedfl.rules.weights import control_gradient, control_step
@@ -154,3 +154,20 @@ def test_switched_off_parts_stay_as_they_are() -> None:
     job = learn_job(3, 400)
     ((control, theta, _),) = Learn(control=False, selector=False).run([job])
     assert control is job[0] and theta is job[1]
+
+
+def test_worth_is_averaged_over_those_who_know_by_the_merges_weights() -> None:
+    own, one, other, none = torch.tensor([0.2, 0.8]), torch.tensor([0.6, 0.4]), torch.tensor([1.0, 0.0]), torch.zeros(2)
+    given = {
+        "the mean": ((own, one, other), (0.5, 0.3, 0.2), 0.5 * own + 0.3 * one + 0.2 * other),
+        "an empty slot and one that was not chosen": ((own, None, one, other), (0.5, 0.0, 0.5, 0.0), (own + one) / 2),
+        "a neighbour that does not prune": ((own, None, one), (0.2, 0.6, 0.2), (own + one) / 2),
+        "neighbours that have not measured": ((own, none), (0.5, 0.5), own),
+        "the own one not known yet": ((none, one), (0.9, 0.1), one),
+        "nobody": ((none, none), (0.5, 0.5), none),
+    }
+    jobs_ = [(worths, torch.tensor(weights)) for worths, weights, _ in given.values()]
+    together = Agree().run(jobs_)
+    for case, job, (found,), (*_, expected) in zip(given, jobs_, together, given.values(), strict=True):
+        assert torch.allclose(found, expected), case
+        assert torch.equal(found, Agree().run([job])[0][0]), f"{case}: depends on the batch"

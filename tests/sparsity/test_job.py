@@ -16,6 +16,7 @@ from aedfl.data import Dataset, Split
 from aedfl.models import build, count_macs
 from aedfl.sparsity.job import Budget, Prune
 from aedfl.sparsity.physical import shrink
+from aedfl.sparsity.saliency import blend
 from aedfl.task import Task
 
 
@@ -28,11 +29,18 @@ def task() -> Task:
 
 
 def job(
-    key: int, cap: float = 0.4, weights: tuple[float, ...] = (1.0,), rates: tuple[float, ...] = ()
+    key: int,
+    cap: float = 0.4,
+    weights: tuple[float, ...] = (1.0,),
+    rates: tuple[float, ...] = (),
+    worth: torch.Tensor | None = None,
+    kept: torch.Tensor | None = None,
 ) -> tuple[Any, ...]:
     vector = task().start * (1 + 0.1 * key)
     rows = np.arange(key, key + 20)
-    return (vector, task().start, rows, key, torch.tensor(0.0), torch.tensor(weights), rates, cap)
+    units = task().groups.count
+    known = (torch.zeros(units) if worth is None else worth, torch.ones(units).bool() if kept is None else kept)
+    return (vector, task().start, rows, key, torch.tensor(0.0), torch.tensor(weights), rates, cap, *known)
 
 
 def op(**changed: Any) -> Prune:
@@ -40,7 +48,7 @@ def op(**changed: Any) -> Prune:
 
 
 def test_the_schedule_is_the_rate_and_its_size_is_that_of_the_smaller_network() -> None:
-    ((mask, kept, rate, _, largest, entries, macs),) = op(rate="schedule").run([job(1)])
+    ((mask, kept, rate, _, largest, _, entries, macs),) = op(rate="schedule").run([job(1)])
     groups = task().groups
     gone = groups.layout.parameters - int(groups.kept_parameters(kept))
     assert rate.item() == pytest.approx(0.4) and gone >= 0.4 * int(groups.prunable.sum())
@@ -51,7 +59,7 @@ def test_the_schedule_is_the_rate_and_its_size_is_that_of_the_smaller_network() 
 
 
 def test_a_share_of_the_macs_leaves_a_network_that_computes_that_much_less() -> None:
-    ((_, kept, rate, _, _, _, macs),) = op(rate="schedule", share_of="macs").run([job(1)])
+    ((_, kept, rate, _, _, _, _, macs),) = op(rate="schedule", share_of="macs").run([job(1)])
     small = shrink(task().module, task().groups, task().start, kept)
     assert rate.item() == pytest.approx(0.4)
     assert int(macs) == count_macs(small.module, (1, 8, 8)) <= 0.6 * task().macs
@@ -96,3 +104,40 @@ def test_the_schedule_needs_no_spectrum_and_is_cheaper() -> None:
 def test_the_default_budget_costs_less_than_two_local_updates() -> None:
     macs = 651_720.0
     assert Prune(task()).flops(macs) < 2 * costs.training(macs, 4 * 500)
+
+
+def test_what_was_agreed_on_outweighs_the_own_scores() -> None:
+    """Two devices with other models, samples and probes take the same units out; by their own scores they would not."""
+    units = task().groups.count
+    agreed = torch.rand(units, generator=torch.Generator().manual_seed(1))
+    agreed = agreed / agreed.sum()
+    alone, together = (
+        op(rate="schedule", view=view).run([job(1, worth=agreed), job(4, worth=agreed)]) for view in (1.0, 0.0)
+    )
+    assert not torch.equal(alone[0][1], alone[1][1])
+    assert torch.equal(together[0][1], together[1][1]) and torch.equal(together[0][5], agreed)
+    assert agreed[~together[0][1]].max() < agreed[together[0][1]].median()
+
+
+def test_own_scores_are_a_share_of_the_worth_and_the_first_ones_all_of_it() -> None:
+    units = task().groups.count
+    (score, *_), *_ = op(rate="schedule")._looks([job(1)])
+    own, even = score / score.sum(), torch.full((units,), 1 / units)
+    for worth, expected in ((torch.zeros(units), own), (even, 0.7 * even + 0.3 * own)):
+        ((*_, found, _, _),) = op(rate="schedule", view=0.3).run([job(1, worth=worth)])
+        assert torch.allclose(found, expected, rtol=1e-4) and found.sum().item() == pytest.approx(1)
+
+
+def test_a_unit_that_is_out_counts_for_less() -> None:
+    kept = torch.ones(task().groups.count, dtype=torch.bool)
+    kept[0] = False
+    (score, *_), *_ = op(rate="schedule")._looks([job(1)])
+    score[0] /= 2
+    ((*_, found, _, _),) = op(rate="schedule", comeback=2.0).run([job(1, kept=kept)])
+    assert torch.allclose(found, score / score.sum(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_scores_of_a_diverged_model_say_nothing(wrong: float) -> None:
+    worth = torch.tensor([0.25, 0.75])
+    assert torch.equal(blend(worth, torch.tensor([wrong, 1.0]), 0.5), worth)

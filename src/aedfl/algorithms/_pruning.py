@@ -14,7 +14,8 @@ from ..context import Context
 from ..graph import Job, Op, Value
 from ..sparsity import ChannelGroups
 from ..task import Task
-from .aedfl import Hyper, State, local_updates, take_out
+from ._options import Hyper
+from .aedfl import State, local_updates, take_out
 
 GROUND = Hyper(selection=False, weighting=False, pruning=False)
 """AEDFL-0."""

@@ -10,81 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from .. import costs, forms
-from ..context import Context, Method, Model, Size, Trained, option
+from ..context import Context, Method, Model, Size, Trained
 from ..graph import Chosen, Value
 from ..ops import HeldOut, LargestNorm, SlowMomentum
 from ..rules.baseline import empty_window
-from ..rules.jobs import Learn, Merge, Select
-from ..rules.pretrain import Start, pretrained
+from ..rules.jobs import Agree, Learn, Merge, Select
+from ..rules.pretrain import pretrained
 from ..rules.selector import reinforce_flops, selector_flops
-from ..rules.weights import Derivative, Step, control_flops
-from ..sparsity.job import Budget, Measure, Prune, Rate
-from ..sparsity.loss_change import Form
+from ..rules.weights import control_flops
+from ..sparsity.job import Budget, Prune
 from ..sparsity.rate import cap
 from ..training.plan import Indices, Plan
+from ._options import Hyper
 
 SELDOM = 10
 """How much rarer pruning steps are once the rate is no longer to rise."""
 FEW = 4
 """Times `hessian_samples` that a device must hold; else a pruning step would take as long as many local updates."""
-
-
-@dataclass(frozen=True)
-class Hyper:
-    """Hyper-parameters of AEDFL: three switches, then the settings of each module."""
-
-    selection: bool = option(True, "choose the models to merge by reinforcement learning")
-    weighting: bool = option(True, "weigh models by samples, staleness, loss and learned control parameters")
-    pruning: bool = option(True, "train and send a model that is pruned as it goes")
-
-    outer: Literal["training", "held-out"] = option("training", "data behind losses and gradients of merged models")
-    held_out_samples: int = option(100, "held-out samples looked at per update, with outer = held-out")
-
-    reuse_merged: bool = option(False, "cached models that were merged before may be merged again, as in the paper")
-    selector: Start = option("open", "the selector begins open to everything new, or wary of models of high loss")
-    selector_lr: float = option(0.03, "learning rate of the selector")
-    epsilon: float = option(0.01, "share of choices made at random")
-    reward: Literal["loss", "gain"] = option(
-        "gain", "reward: loss after the merge, or what the merge changed (held-out)"
-    )
-    greedy: bool = option(False, "take every model of probability above 1/2 instead of drawing")
-    window: int = option(10, "losses in the mean that is REINFORCE's baseline")
-    count_since: bool = option(True, "the selector sees how long nothing was merged")
-
-    control_rate: float = option(0.01, "learning rate of the control parameters")
-    weight_gradient: Derivative = option("exact", "derivative of the weights: the paper's truncated one, or exact")
-    control_step: Step = option("exponentiated", "step of the control parameters; raw is the paper's")
-    own_staleness: Literal["one", "counted"] = option("counted", "age of the own model: 1, or updates since a merge")
-    own_power: float = option(0.5, "exponent of the own model's age in its weight; the paper's is 1/2")
-    loss_power: float = option(0.0, "a model's weight is divided by this power of its loss; the paper's is 1")
-
-    momentum: float = option(0.5, "slow momentum: share of the last merges' change that goes on; the paper has 0")
-    quiet_lr: float = option(2.0, "the learning rate falls by this power of the updates since a model came; 0: never")
-    quiet_after: float = option(1000.0, "SGD steps behind a model by which that power is reached; it grows from 0")
-    quiet_limit: int = option(0, "updates without a new model after which a device waits for one; 0: it never waits")
-    patience: float = option(4.0, "how long it waits at most, in local updates of its own")
-
-    prune_start: float = option(10.0, "age of a model (see State.age) from which it is pruned")
-    prune_every: float = option(6.0, "age between pruning steps; ten times as much after prune_end")
-    prune_end: float = option(40.0, "age at which the cap of the rate reaches max_rate")
-    max_rate: float = option(0.45, "largest rate: the share that goes")
-    rate_of: Measure = option("macs", "what the rate is a share of; units go by their saliency per MAC, or as such")
-    rate: Rate = option("schedule", "the rate itself: gap rule of the paper under the schedule's cap, or the schedule")
-    probes: int = option(4, "Hessian products behind the change of the gradient")
-    form: Form = option("gauss_newton", "estimate of the change of the loss")
-    c: float = option(1.5, "the paper's C: how soon the loss outweighs the gradient in the saliency")
-    lanczos_steps: int = option(16, "steps of Lanczos for the gap rule")
-    hessian_samples: int = option(50, "samples that curvature is estimated on; a fifth where data are few")
-
-    @property
-    def learns(self) -> bool:
-        return self.selection or self.weighting
 
 
 @dataclass(frozen=True)
@@ -95,6 +43,7 @@ class Cached:
     loss: Value
     samples: int
     rate: float
+    worth: Value | None
     arrived: int
     """Own local updates when it came."""
     version: int
@@ -133,6 +82,11 @@ class State:
     rate: float = 0.0
     rates: tuple[float, ...] = ()
     """Pruning rates of the neighbours whose models were there at the last merge, by slot."""
+    worth: Value | None = None
+    """What each unit is worth: own scores, averaged with what the models that were merged bring; zeros: not known yet.
+    Devices that rank units alike keep the same ones; models of different structure do not average well."""
+    kept: Value | None = None
+    """The units that are left; None: all."""
     cut: tuple[Value, ...] | None = None
     """Kept entries, MACs and rate of the last pruning, until they have been read."""
     base: Value | None = None
@@ -240,8 +194,8 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
         ages.append(given["age"])
         state.versions[source] = state.versions.get(source, 0) + 1
         state.cache[source] = Cached(
-            cast(Model, message.model), given["loss"], given["samples"], given["rate"], ctx.update,
-            state.versions[source],
+            cast(Model, message.model), given["loss"], given["samples"], given["rate"], given.get("worth"),
+            ctx.update, state.versions[source],
         )  # fmt: skip
     state.age = sum(ages) / len(ages)
 
@@ -288,6 +242,8 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     )  # fmt: skip
     state.since = since
     state.rates = tuple(0.0 if entry is None else entry.rate for entry in cached)
+    if hyper.pruning and ctx.task.groups.count:
+        await agree(ctx, state, [None if entry is None else entry.worth for entry in cached], weights)
     state.model = replace(trained.model, vector=vector)
     state.last = None
     if hyper.learns:
@@ -300,6 +256,14 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     return metrics | ({"control": state.control} if hyper.weighting else {})
 
 
+async def agree(ctx: Context, state: State, others: list[Value | None], weights: Value) -> None:
+    """As the paper does with pruning rates: what units are worth is averaged with those whose models are merged."""
+    units = ctx.task.groups.count
+    own = state.worth or ctx.known(torch.zeros(units))
+    flops = costs.merging(units, 1 + sum(other is not None for other in others))
+    (state.worth,) = await ctx.compute(Agree(), (own, *others), weights, flops=flops, purpose="pruning")
+
+
 async def go_on(ctx: Context, hyper: Hyper, state: State) -> None:
     """Slow momentum (Wang et al., ICLR 2020): directions that many merges have in common add up, others cancel.
 
@@ -310,7 +274,7 @@ async def go_on(ctx: Context, hyper: Hyper, state: State) -> None:
     start = state.base or ctx.initial().vector
     velocity = state.velocity or ctx.known(torch.zeros(layout.size))
     state.base, state.velocity = await ctx.compute(
-        SlowMomentum(hyper.momentum, layout.parameters), start, state.model.vector, velocity,
+        SlowMomentum(hyper.momentum, layout.parameters), start, state.model.vector, velocity, state.model.mask,
         flops=4.0 * layout.size, purpose="merging",
     )  # fmt: skip
     state.model = replace(state.model, vector=state.base)
@@ -335,20 +299,28 @@ async def held_out(ctx: Context, model: Model, rows: Indices) -> tuple[Value, ..
 
 
 async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> dict[str, Any]:
-    """Section Sparse Training: at certain ages, score all units, take the lowest out, let others come back."""
-    if ctx.task.groups.count and state.age >= max(hyper.prune_start, state.next_cut):
+    """Section Sparse Training: at certain ages, score all units, take the lowest out, let others come back.
+
+    Where devices are to agree, they score once before the first cut, so that they have heard of each other by then.
+    """
+    units, first = ctx.task.groups.count, hyper.prune_start - hyper.prune_every * (hyper.view < 1)
+    if units and state.age >= max(first, state.next_cut):
         state.next_cut = state.age + hyper.prune_every * (1 if state.age < hyper.prune_end else SELDOM)
         limit = cap(state.age, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
         steps = hyper.lanczos_steps if hyper.rate == "gap" else 0
         few = ctx.samples < FEW * hyper.hessian_samples
         rows = ctx.batch(max(1, hyper.hessian_samples // 5) if few else hyper.hessian_samples, "curvature")
         budget = Budget(len(rows), hyper.probes, steps=steps)
-        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate, hyper.rate_of)
+        op = Prune(ctx.task, budget, hyper.form, hyper.c, hyper.rate, hyper.rate_of, hyper.view, hyper.comeback)
         key = int(ctx.random("probes").integers(1 << 62))
-        mask, kept, rate, raw, state.largest, *size = await ctx.compute(
+        before = state.kept or ctx.known(torch.ones(units, dtype=torch.bool))
+        mask, kept, rate, raw, state.largest, state.worth, *size = await ctx.compute(
             op, state.model.vector, ctx.initial().vector, rows, key, state.largest, weights, state.rates, limit,
-            flops=op.flops(ctx.task.macs), purpose="pruning",
+            state.worth, before, flops=op.flops(ctx.task.macs), purpose="pruning",
         )  # fmt: skip
+        if state.age < hyper.prune_start:
+            return {"prune_rate": state.rate}
+        state.kept = kept
         take_out(state, mask, rate, size)
         return {"prune_rate": rate, "raw_rate": raw, "kept": kept}
     return {"prune_rate": state.rate}
@@ -376,10 +348,16 @@ def send(ctx: Context, state: State, loss: Value) -> None:
     """To one out-neighbour drawn uniformly."""
     if ctx.out_neighbours:
         target = int(ctx.random("neighbour").choice(ctx.out_neighbours))
-        ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate, age=state.age)
+        worth: dict[str, Any] = {} if state.worth is None else {"worth": state.worth}
+        ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate, age=state.age, **worth)
 
 
-MESSAGES = {"model": forms.Form({"loss": forms.loss, "samples": forms.some, "rate": forms.share, "age": forms.amount})}
+MESSAGES = {
+    "model": forms.Form(
+        {"loss": forms.loss, "samples": forms.some, "rate": forms.share, "age": forms.amount},
+        optional={"worth": forms.per_unit},
+    )
+}
 
 
 def _variant(name: str, summary: str, selection: bool, weighting: bool, pruning: bool) -> Method:

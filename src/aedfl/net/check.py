@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from math import isfinite
 
@@ -30,8 +30,11 @@ def layout_digest(layout: Layout) -> bytes:
 class Checker:
     """Knows the own model, and so what another's may look like; and the messages that the method has."""
 
-    def __init__(self, layout: Layout, macs: float, forms: Mapping[str, Form] | None = None) -> None:
-        self.size, self.macs, self._forms = layout.size, macs, forms or {}
+    def __init__(
+        self, layout: Layout, macs: float, forms: Mapping[str, Form] | None = None, units: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`units` tells how many can be pruned; it is asked only where a message has a number for each."""
+        self.size, self.macs, self._forms, self._units = layout.size, macs, forms or {}, units
         self.digest = layout_digest(layout)
 
     def bytes_allowed(self, header: Header) -> int:
@@ -61,7 +64,8 @@ class Checker:
         if not self._forms:
             return
         form = self._forms.get(message.kind)
-        problem = "the method has no such message" if form is None else form.problem(message, message.source == SERVER)
+        by_server = message.source == SERVER
+        problem = "the method has no such message" if form is None else form.problem(message, by_server, self._units)
         if problem:
             raise PeerError(f"message of kind {message.kind[:40]!r}: {problem}")
 

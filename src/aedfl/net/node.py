@@ -95,7 +95,7 @@ class Node:
     async def _open(self) -> None:
         """The port, the context with what an earlier process left, and the heartbeats."""
         task, part = self.kit.task, self.kit.part(self.index)
-        checker = Checker(task.layout, task.macs, self.method.messages)
+        checker = Checker(task.layout, task.macs, self.method.messages, lambda: task.groups.count)
         self.transport = Transport(self.index, self.member.run, checker, self.security, self.options.lifetime)
         self.context = NetContext(self.index, part, self.clock, self.transport, self.store)
         self.context.observer = self._observe

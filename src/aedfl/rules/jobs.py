@@ -121,6 +121,24 @@ class Merge(Op):
 
 
 @dataclass(frozen=True)
+class Agree(Op):
+    """What each unit is worth to those whose models were merged: the mean by the weights of the merge.
+
+    Jobs are (worths M+1, weights [M+1]); the result is (worth [units],). None and zeros stand for one that has not
+    measured; where nobody has, the own one stays.
+    """
+
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        worths, weights = zip(*jobs, strict=True)
+        shares = _rows(weights)
+        none = torch.zeros_like(worths[0][0])
+        stack = _stack([[none if worth is None else worth for worth in job] for job in worths], shares.shape[1])
+        return [(row,) for row in copies(merge(stack, None, shares * (stack.sum(-1) > 0)).unbind())]
+
+
+@dataclass(frozen=True)
 class Learn(Op):
     """What the loss and gradient of the last merge's result teach: control parameters, selector, baseline.
 

@@ -135,7 +135,10 @@ class SimContext(Context):
     def send(self, to: int, model: Model | None = None, kind: str = "model", **fields: Any) -> None:
         size = Size(0, 0.0) if model is None else model.size
         masked = model is not None and model.mask is not None
-        count = costs.message(size.parameters, self.task.layout.size, masked, fields)
+        form = self.sim.method.messages.get(kind)
+        vectors = form.vectors(fields) if form else 0
+        entries = vectors * self.task.groups.count if vectors else 0
+        count = costs.message(size.parameters, self.task.layout.size, masked, fields, entries)
         self.sim.post(Message(self.index, kind, model, _copied(fields)), to, count)
 
     def receive(self) -> list[Message]:

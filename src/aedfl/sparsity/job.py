@@ -20,7 +20,7 @@ from .lanczos import lanczos
 from .loss_change import Form, Probes
 from .objective import Objective
 from .rate import gap_rate, lipschitz, merge_rates
-from .saliency import draw, saliency
+from .saliency import blend, draw, saliency
 from .select import prune
 
 Rate = Literal["gap", "schedule"]
@@ -60,8 +60,10 @@ class Budget:
 class Prune(Op):
     """Algorithm pruning: scores every unit of the full vector and removes the lowest.
 
-    Jobs are (vector [P], initial [P], rows, key, largest [], weights [M+1], rates M, cap); results are
-    (mask bool [P], kept bool [units], rate [], raw rate [], largest [], kept entries [], MACs []).
+    Jobs are (vector [P], initial [P], rows, key, largest [], weights [M+1], rates M, cap, worth [units], kept bool
+    [units]); results are (mask bool [P], kept, rate [], raw rate [], largest [], worth, kept entries [], MACs []).
+    What goes is decided by the worth that came in, agreed on with others; the present scores become a share of it for
+    the next time, when others have heard of them. Where nothing is known yet, and without agreement, they decide.
     """
 
     task: Task
@@ -72,19 +74,25 @@ class Prune(Op):
     """The own rate: the gap rule's, bounded by the cap, or the cap itself; the raw rate is 0 then."""
     share_of: Measure = "parameters"
     """What the rate is a share of. Of the MACs: units go by what they are worth per MAC."""
-    outputs: ClassVar[int] = 7
+    view: float = 1.0
+    """Share of the present scores in the worth; the first ones are all of it. 1: no agreement."""
+    comeback: float = 1.0
+    """A unit that is out counts this many times less than it scores."""
+    outputs: ClassVar[int] = 8
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         groups = self.task.groups
         amounts = groups.entry_macs if self.share_of == "macs" else None
         results: list[tuple[Tensor, ...]] = []
         for job, (score, raw, norm) in zip(jobs, self._looks(jobs), strict=True):
-            largest, weights, rates, cap = job[4:]
+            largest, weights, rates, cap, worth, before = job[4:]
             own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
             share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
-            kept = prune(score, groups, share, amounts=amounts)
+            now = blend(worth, torch.where(before, score, score / self.comeback), self.view)
+            basis = torch.where((worth.sum() > 0) & (self.view < 1), worth, now)
+            kept = prune(basis, groups, share, amounts=amounts)
             size = groups.kept_entries(kept), groups.macs(kept)
-            results.append((groups.expand(kept), kept, share, raw, torch.maximum(largest, norm), *size))
+            results.append((groups.expand(kept), kept, share, raw, torch.maximum(largest, norm), now, *size))
         return results
 
     def _looks(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:

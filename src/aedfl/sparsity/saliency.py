@@ -73,6 +73,17 @@ def saliency(
     return Saliency(score, change, turn, at.loss, norm, balance)
 
 
+def blend(worth: Tensor, scores: Tensor, view: float) -> Tensor:
+    """`worth` [count] with `scores`, scaled to sum 1 so that devices can be compared, taking the share `view` of it.
+
+    Zeros are a worth that is not known yet. Scores of a model that has diverged say nothing.
+    """
+    tiny = torch.finfo(scores.dtype).tiny
+    scaled = scores / scores.sum().clamp(min=tiny)
+    mixed = torch.where(worth.sum() > 0, worth + view * (scaled - worth), scaled)
+    return torch.where(scaled.isfinite().all(), mixed, worth)
+
+
 def gradient_changes(m: Tensor, groups: ChannelGroups, products: Tensor) -> Tensor:
     """`||H (m ⊙ 1_c)||` of every unit [count], from products H z [K, P] with random signs z.
 
