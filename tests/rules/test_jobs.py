@@ -97,6 +97,15 @@ def test_dynamic_weights_follow_the_formula(power: float, counted: bool) -> None
     assert np.allclose(weights.numpy(), raw / raw.sum(), rtol=1e-6)
 
 
+def test_what_only_neighbours_hold_is_theirs_and_ready_to_come_back() -> None:
+    """The second entry is pruned here; the stored value must not be what a unit comes back with."""
+    own, other = torch.tensor([1.0, -9.0]), torch.tensor([3.0, 5.0])
+    job = ((own, other), (torch.tensor([True, False]), None), np.array([1, 1]), np.array([1]), (scalar(1.0),) * 2,
+           torch.ones(2), torch.tensor([True]), torch.tensor(0))  # fmt: skip
+    ((merged, _),) = Merge(dynamic=False).run([job])
+    assert merged.tolist() == [2.0, 5.0]
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_merging_does_not_depend_on_the_batch_or_on_its_pieces(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = [merge_job(3, 10, masked), merge_job(5, 20, masked), merge_job(1, 30, masked)]
