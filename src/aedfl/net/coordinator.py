@@ -149,8 +149,9 @@ class Coordinator:
     async def close(self) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._server is not None:
-            await self._server.stop(0.2)
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0.2)
         try:
             self.roster.keep_time()
         except sqlite3.Error as error:

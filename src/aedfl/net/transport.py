@@ -125,9 +125,10 @@ class Transport:
     async def close(self) -> None:
         couriers, self._couriers = list(self._couriers.values()), {}
         await asyncio.gather(*(courier.stop() for courier in couriers), *self._closing)
-        if self._server is not None and self._post is not None:
-            self._post.hang_up()
-            await self._server.stop(0.2)
+        server, post, self._server, self._post = self._server, self._post, None, None
+        if server is not None and post is not None:  # and forgets them: gRPC's finaliser needs a loop that still runs
+            post.hang_up()
+            await server.stop(0.2)
 
 
 def open_port(security: Security, server: grpc.aio.Server, address: str) -> int:
