@@ -347,7 +347,7 @@ async def settle(ctx: Context, state: State, trained: Trained) -> Trained:
 def send(ctx: Context, state: State, loss: Value) -> None:
     """To one out-neighbour drawn uniformly."""
     if ctx.out_neighbours:
-        target = int(ctx.random("neighbour").choice(ctx.out_neighbours))
+        target = ctx.out_neighbours[int(ctx.random("neighbour").integers(len(ctx.out_neighbours)))]
         worth: dict[str, Any] = {} if state.worth is None else {"worth": state.worth}
         ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate, age=state.age, **worth)
 
