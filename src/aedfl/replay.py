@@ -5,7 +5,9 @@ Launching a kernel takes a CPU as long as a small kernel runs; a selector of a f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import gc
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,19 +29,43 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     """A CUDA graph of the call, after two runs that let libraries choose their kernels.
 
     Captured by hand: `torch.cuda.graph` would collect garbage first, which takes long beside a large simulation.
+    Nothing may be collected meanwhile either: a graph that goes away during a capture breaks it. What the runs before
+    left in PyTorch's memory is given back first, since it cannot be in the middle of a capture.
     """
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(stream), _uncollected():
         for _ in range(2):
             call()
         stream.synchronize()
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool)
-        call()
+        try:
+            call()
+        except BaseException:
+            _abandon(graph)
+            raise
         graph.capture_end()
     torch.cuda.synchronize()
     return graph.replay
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _abandon(graph: Any) -> None:
+    """Ends a capture that failed; else all that comes after it in this process would fail too."""
+    with suppress(RuntimeError):
+        graph.capture_end()
 
 
 def copies(rows: Sequence[Tensor]) -> list[Tensor]:

@@ -53,6 +53,13 @@ def test_a_missing_gpu_is_said_in_one_sentence() -> None:
         Workshop().bench(small(engine={"device": "cuda"}))
 
 
+def test_runs_of_two_precisions_do_not_share_a_process() -> None:
+    workshop = Workshop()
+    workshop.bench(small(engine={"device": "cpu", "precision": "tf32"}))
+    with pytest.raises(UserError, match="engine.precision: .* the same one, not fp32, tf32"):
+        workshop.bench(small(engine={"device": "cpu", "precision": "fp32"}))
+
+
 def test_runs_share_what_they_have_in_common() -> None:
     workshop = Workshop()
     first, same = workshop.bench(small()), workshop.bench(small(seed=4, stop={"virtual_seconds": 5.0}))

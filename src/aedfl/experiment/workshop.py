@@ -79,6 +79,8 @@ class Workshop:
         self.pool, self._lent = pool, pool is not None
         self._remotes: list[Remote] = []
         self._benches: dict[str, Bench] = {}
+        self._precisions: set[str] = set()
+        """PyTorch has one setting for a whole process."""
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +109,10 @@ class Workshop:
     def _make(self, config: RunConfig) -> Bench:
         engine, own = config.engine, self.own
         device = _device(engine)
+        self._precisions.add(engine.precision)
+        if len(self._precisions) > 1:
+            several = ", ".join(sorted(self._precisions))
+            raise UserError(f"engine.precision: runs that share a process must have the same one, not {several}")
         dataset = own.dataset or load(config.data.name, config.data.directory)
         module = own.module or _module(config, dataset)
         equip = partial(_equip, engine, module, own.loss, own.metric)
