@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from .graph import Value
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def some(thing: Any) -> bool:
 
 
 def number(thing: Any) -> bool:
-    """A finite number, plain or as a value with one entry."""
+    """A finite number, plain or as a value without dimensions: programs put such side by side."""
     plain = _plain(thing)
     return plain is not None and abs(plain) <= LARGEST
 
@@ -47,8 +49,10 @@ def positive(thing: Any) -> bool:
 
 
 def loss(thing: Any) -> bool:
-    """A value with one entry that is not negative."""
-    return isinstance(thing, Value) and number(thing) and float(_plain(thing) or 0.0) >= 0.0
+    """A value that is a number, not negative; in the precision that losses have, since networks look at them."""
+    if not isinstance(thing, Value) or thing.get().dtype != torch.float32:
+        return False
+    return number(thing) and float(_plain(thing) or 0.0) >= 0.0
 
 
 def share(thing: Any) -> bool:
@@ -66,13 +70,13 @@ def per_unit(thing: Any) -> bool:
     if not isinstance(thing, Value):
         return False
     tensor = thing.get()
-    return tensor.ndim == 1 and tensor.is_floating_point() and bool(((tensor >= 0) & (tensor <= 1)).all())
+    return tensor.ndim == 1 and tensor.dtype == torch.float32 and bool(((tensor >= 0) & (tensor <= 1)).all())
 
 
 def _plain(thing: Any) -> float | None:
     if isinstance(thing, Value):
         tensor = thing.get()
-        return float(tensor) if tensor.numel() == 1 and tensor.is_floating_point() else None
+        return float(tensor) if tensor.dim() == 0 and tensor.is_floating_point() else None
     return float(thing) if type(thing) in (int, float) and abs(thing) <= LARGEST else None
 
 

@@ -91,7 +91,8 @@ def test_what_a_program_could_not_read_is_refused(name: str, kind: str) -> None:
     for field in whole.fields:
         rest = {key: thing for key, thing in whole.fields.items() if key != field}
         bad.append(changed(whole, fields=rest))
-        wrong = ("many", -1, 10**17, None, Value(torch.full((2,), 0.5)), Value(torch.tensor(-1.0)), ("a",))
+        shapes = [Value(torch.full(shape, 0.5)) for shape in ((2,), (1,), (1, 1, 1))]
+        wrong = ("many", -1, 10**17, None, *shapes, Value(torch.tensor(-1.0)), ("a",))
         bad += [changed(whole, fields={**rest, field: thing}) for thing in wrong]
     form = METHODS[name].messages[kind]
     if form.model is not None:
@@ -99,6 +100,14 @@ def test_what_a_program_could_not_read_is_refused(name: str, kind: str) -> None:
     for message in bad:
         with pytest.raises(PeerError, match=f"message of kind '{message.kind}'"):
             transmitted(checker, message)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_loss_has_the_type_of_a_loss(dtype: torch.dtype) -> None:
+    checker, whole = Checker(LAYOUT, 1.0, METHODS["aedfl"].messages), good("model", "aedfl")
+    other = changed(whole, fields={**whole.fields, "loss": Value(torch.ones((), dtype=dtype))})
+    with pytest.raises(PeerError, match="field 'loss' holds what it must not"):
+        transmitted(checker, other)
 
 
 UNITS = 4
@@ -118,6 +127,7 @@ def test_a_number_for_every_unit_comes_through() -> None:
 WRONG = [
     torch.full((UNITS - 1,), 0.1), torch.full((UNITS + 1,), 0.1), torch.full((1, UNITS), 0.1), torch.tensor(0.5),
     torch.tensor([0.5, 0.5, 0.5, -0.1]), torch.tensor([0.5, 0.5, 0.5, 1.1]), torch.ones(UNITS, dtype=torch.int64),
+    torch.ones(UNITS).double(),
 ]  # fmt: skip
 
 
