@@ -87,7 +87,7 @@ def test_convolution_shared_with_the_library(case: str, own: set[str], monkeypat
     from aedfl.training.choice import Tiles
 
     monkeypatch.setattr(convolution, "choose", lambda which, *_: Tiles(32, 32, 4) if which in own else None)
-    test_convolution(case, True)
+    assert_convolves(Shape(*CONVOLUTIONS[case]), True)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 7)])
