@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LARGEST = 1e15
 """Counts and numbers beyond this are nobody's; sums of them still have room."""
+SMALLEST = 1e-6
+"""Of numbers that are divided by."""
 Check = Callable[[Any], bool]
 """True for what may stand in a field."""
 
@@ -45,7 +47,8 @@ def amount(thing: Any) -> bool:
 
 
 def positive(thing: Any) -> bool:
-    return number(thing) and float(_plain(thing) or 0.0) > 0.0
+    """A plain number above 0, and not so near that what is divided by it gets out of hand."""
+    return amount(thing) and thing >= SMALLEST
 
 
 def loss(thing: Any) -> bool:
@@ -61,8 +64,8 @@ def share(thing: Any) -> bool:
 
 
 def counts(thing: Any) -> bool:
-    """Numbers from 0 on, one after the other: labels, for example."""
-    return isinstance(thing, tuple) and all(number(part) and float(part) >= 0.0 for part in thing)
+    """Plain numbers from 0 on, one after the other: labels, for example."""
+    return isinstance(thing, tuple) and all(amount(part) for part in thing)
 
 
 def per_unit(thing: Any) -> bool:

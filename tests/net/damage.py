@@ -9,8 +9,12 @@ import zlib
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from aedfl.net.protocol_pb2 import Header, Item
+from aedfl.net.protocol_pb2 import Field, Header, Item, Items
 from aedfl.net.wire import CHUNK
+
+KINDS = ("model", "update", "order", "ready", "urgent", "average", "answer", "labels", "rate")
+NAMES = ("loss", "samples", "rate", "age", "worth", "version", "question", "effort", "counts", "round", "a")
+"""What the methods' messages are called, and their fields: in another's place they get past the first look."""
 
 
 def sealed(bodies: list[bytes]) -> list[bytes]:
@@ -73,10 +77,9 @@ def _other_header(head: bytes, rng: np.random.Generator) -> bytes:
         header = Header.FromString(head)
     except DecodeError:
         return head
-    kind = int(rng.integers(0, 9))
-    if kind == 8 and header.fields:
-        field = header.fields[int(rng.integers(0, len(header.fields)))]
-        field.item.CopyFrom(Item(text="many") if rng.random() < 0.5 else Item(integer=int(rng.integers(-9, 1 << 60))))
+    kind = int(rng.integers(0, 12))
+    if kind >= 9 and header.fields:
+        _other_field(header.fields[int(rng.integers(0, len(header.fields)))], kind - 9, rng)
     elif kind == 0:
         header.model.parameters = int(rng.integers(0, 1 << 40))
     elif kind == 1:
@@ -91,9 +94,26 @@ def _other_header(head: bytes, rng: np.random.Generator) -> bytes:
         header.ClearField("model")
     elif kind == 6:
         header.protocol = int(rng.integers(0, 5))
+    elif kind == 7:
+        header.kind = KINDS[int(rng.integers(0, len(KINDS)))]
     else:
         header.model.layout = bytes(rng.bytes(16))
     return header.SerializeToString()
+
+
+def _other_field(field: Field, kind: int, rng: np.random.Generator) -> None:
+    """Another name, a value of another type, or one that points at another tensor."""
+    number = int(rng.integers(-9, 1 << 60))
+    others = [
+        Item(text="many"), Item(integer=number), Item(real=float(rng.choice([np.nan, np.inf, -1.0, 2.0, 1e300]))),
+        Item(truth=True), Item(nothing=True), Item(items=Items(items=[field.item] * int(rng.integers(0, 4)))),
+    ]  # fmt: skip
+    if kind == 0:
+        field.item.CopyFrom(others[int(rng.integers(0, len(others)))])
+    elif kind == 1:
+        field.item.CopyFrom(Item(tensor=int(rng.integers(0, 4))))
+    else:
+        field.name = NAMES[int(rng.integers(0, len(NAMES)))]
 
 
 def _other_table(body: bytes, rng: np.random.Generator) -> bytes:
@@ -108,8 +128,10 @@ def _other_table(body: bytes, rng: np.random.Generator) -> bytes:
         begin, end = entry["data_offsets"]
     except (ValueError, KeyError, TypeError, IndexError):
         return body
+    shape = entry["shape"] if isinstance(entry.get("shape"), list) else []
     wrong = [
-        {**entry, "dtype": str(rng.choice(["F64", "I64", "U8", "BOOL", "F16", "X"]))},
+        {**entry, "dtype": str(rng.choice(["F64", "I64", "I32", "U8", "BOOL", "F16", "X"]))},
+        {**entry, "shape": [1, *shape] if rng.random() < 0.5 else [*shape, 1]},
         {**entry, "shape": [int(rng.integers(-3, 1 << 20))]},
         {**entry, "shape": [1] * int(rng.integers(2, 2000))},
         {**entry, "data_offsets": [end, begin]},

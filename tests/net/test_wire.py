@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from aedfl import forms
 from aedfl.context import Model, Size
 from aedfl.errors import PeerError
 from aedfl.graph import Value
@@ -262,6 +263,23 @@ def test_damage_with_valid_checksums_is_refused_or_harmless(seed: int) -> None:
     if message.model is not None:
         vector = message.model.vector.get()
         assert vector.shape == (LAYOUT.size,) and vector.dtype == torch.float32 and bool(vector.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("check", "right", "wrong"),
+    [
+        (forms.positive, (1, 0.5, 1e15), (0, -1.0, 1e-9, 1e16, Value(torch.tensor(0.5)), True)),
+        (forms.counts, ((), (3, 0.0)), (3, (-1,), (Value(torch.tensor(1.0)),), ((1,),), ("3",))),
+    ],
+)
+def test_a_program_that_reckons_with_plain_numbers_gets_no_others(
+    check: forms.Check, right: tuple[Any, ...], wrong: tuple[Any, ...]
+) -> None:
+    checker = Checker(LAYOUT, 36.0, {"model": forms.Form({"thing": check}, model=None)})
+    assert [decode(frames(None, thing=thing), checker).fields["thing"] for thing in right] == list(right)
+    for thing in wrong:
+        with pytest.raises(PeerError, match="field 'thing' holds what it must not"):
+            decode(frames(None, thing=thing), checker)
 
 
 def test_the_layout_digest_sees_names_shapes_and_types() -> None:
