@@ -109,14 +109,18 @@ def digits() -> Kit:
     return replace(kit, test_rows=kit.test_rows[:0])
 
 
-def poison(send: Any) -> Any:
+class Poisoned:
     """Well-formed and finite: the sign flipped, ten times as large, and said to be the best of all."""
 
-    def wrong(to: int, kind: str, given: Model, fields: dict[str, Any]) -> None:
-        bad = replace(given, vector=Value(given.vector.get() * -10.0))
-        send(to, kind, bad, {**fields, "loss": Value(torch.tensor(1e-3))})
+    def __init__(self, outbox: Any) -> None:
+        self._outbox = outbox
 
-    return wrong
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outbox, name)
+
+    def send(self, to: int, kind: str, given: Model, fields: dict[str, Any]) -> None:
+        bad = replace(given, vector=Value(given.vector.get() * -10.0))
+        self._outbox.send(to, kind, bad, {**fields, "loss": Value(torch.tensor(1e-3))})
 
 
 def learned(folder: Path, robust: Robust, poisoned: bool = True, updates: int = UPDATES) -> list[float]:
@@ -130,8 +134,7 @@ def learned(folder: Path, robust: Robust, poisoned: bool = True, updates: int = 
             made.start(index, robust=robust, prepare=lambda config: replace(digits(), config=config), settle=2.0)
         await made.until(lambda: all(hasattr(node, "context") for node in made.nodes.values()), 30)
         if poisoned:
-            node = made.nodes[3]
-            node.context._outbox = type("Poisoned", (), {"send": staticmethod(poison(node.transport.send))})()
+            made.nodes[3].context._outbox = Poisoned(made.nodes[3].transport)
         await made.until(lambda: all(made.updates(i) >= updates for i in range(DEVICES)), 80)
         models = [made.nodes[i].context.model for i in range(DEVICES) if i != 3]
         await made.close()

@@ -18,6 +18,7 @@ import grpc
 
 from ..context import Model
 from ..randomness import generator
+from . import fields as typed
 from . import wire
 from .counters import Counters
 from .credentials import Security
@@ -50,11 +51,11 @@ OPTIONS: list[tuple[str, Any]] = [
 
 @dataclass(frozen=True, eq=False)
 class Parcel:
-    """A message on its way: references only, packed when its turn comes."""
+    """A message on its way: its fields are packed, its model only when its turn comes."""
 
     kind: str
     model: Model | None
-    fields: dict[str, Any]
+    fields: typed.Fields
     number: int
     since: float
 
@@ -97,7 +98,7 @@ class Courier:
         self.transfers: deque[tuple[int, float]] = deque(maxlen=256)
         """Bytes and seconds of the latest transfers."""
 
-    def add(self, kind: str, model: Model | None, fields: dict[str, Any]) -> None:
+    def add(self, kind: str, model: Model | None, fields: typed.Fields) -> None:
         """Queues a message behind the others, in place of an older model of the same kind."""
         self._number += 1
         if model is not None:
@@ -202,8 +203,8 @@ class Courier:
     async def _packed(self, parcel: Parcel) -> wire.Packed:
         message = parcel.kind, parcel.model, self._layout, parcel.fields
         if parcel.small:
-            return wire.pack(*message)
-        return await asyncio.get_running_loop().run_in_executor(None, wire.pack, *message)
+            return wire.assemble(*message)
+        return await asyncio.get_running_loop().run_in_executor(None, wire.assemble, *message)
 
     def _settle(self, parcel: Parcel, packed: wire.Packed, receipt: Receipt, began: float) -> None:
         """Nothing more can be done for this message."""
@@ -238,8 +239,9 @@ class Courier:
         return receipts
 
     def _offered(self, stamp: wire.Stamp, last: bytes) -> None:
-        offer = {"event": "offered", "to": self.target, "boot": stamp.boot, "number": stamp.number}
-        log.debug("offered", extra={**offer, "checksum": int.from_bytes(last[:4], "little")})
+        if log.isEnabledFor(logging.DEBUG):
+            offer = {"event": "offered", "to": self.target, "boot": stamp.boot, "number": stamp.number}
+            log.debug("offered", extra={**offer, "checksum": int.from_bytes(last[:4], "little")})
 
     async def _stream(self, channel: grpc.aio.Channel, packed: wire.Packed, stamp: wire.Stamp) -> Receipt:
         call = channel.stream_unary(SEND, None, Receipt.FromString)()

@@ -7,6 +7,8 @@ unless plaintext was asked for by name, and then only where nothing leaves this 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from .places import is_loopback
 
 log = logging.getLogger(__name__)
 CALLERS = 1024
-"""Certificates of callers that are kept read."""
+"""Callers whose certificates are kept read."""
 _FILES = ("ca.pem", "cert.pem", "key.pem")
 
 
@@ -33,6 +35,8 @@ class Peer:
 
     name: str
     serial: str
+    ends: float = math.inf
+    """When the certificate expires, in seconds since 1970."""
 
 
 class Security(ABC):
@@ -47,8 +51,15 @@ class Security(ABC):
     def connect(self, address: str, name: str, serial: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel: ...
 
     @abstractmethod
+    def shown(self, context: Any) -> Peer:
+        """Whoever is at the other end of a connection; the same for all that comes over it."""
+
+    @abstractmethod
+    def check(self, peer: Peer, claimed: str = "") -> Peer:
+        """The peer, under the name that it claims; `PeerError` if it cannot be trusted (any more)."""
+
     def caller(self, context: Any, claimed: str) -> Peer:
-        """The caller's name; `PeerError` if it cannot be trusted."""
+        return self.check(self.shown(context), claimed)
 
     def refresh(self) -> bool:
         """Looks for renewed files; true if the certificate has changed, so that connections must be made anew."""
@@ -81,7 +92,10 @@ class Plaintext(Security):
         _only_here(address)
         return grpc.aio.insecure_channel(address, options)
 
-    def caller(self, context: Any, claimed: str) -> Peer:
+    def shown(self, context: Any) -> Peer:
+        return Peer("", "")
+
+    def check(self, peer: Peer, claimed: str = "") -> Peer:
         return Peer(claimed, "")
 
 
@@ -100,7 +114,7 @@ class Tls(Security):
         self._stamp: tuple[Any, ...] = ()
         self._list: tuple[int, bytes] = 0, b""
         self._revoked: frozenset[int] = frozenset()
-        self._callers: dict[bytes, x509.Certificate] = {}
+        self._callers: dict[bytes, Peer] = {}
         self._load()
         self.name = common_name(self.certificate)
 
@@ -173,24 +187,24 @@ class Tls(Security):
         demanded = ("grpc.ssl_target_name_override", server_name(name, serial))
         return grpc.aio.secure_channel(address, credentials, [*options, demanded])
 
-    def caller(self, context: Any, claimed: str) -> Peer:
+    def shown(self, context: Any) -> Peer:
+        """Every call of a connection shows the same certificate, so it is read once."""
         pem = context.auth_context().get("x509_pem_cert")
         if not pem:
             raise PeerError("the caller showed no certificate")
-        certificate = self._certificate(pem[0])
-        name = common_name(certificate)
-        if certificate.serial_number in self._revoked:
-            raise PeerError(f"the certificate of {name} was revoked")
-        if certificate.not_valid_after_utc <= datetime.now(UTC):
-            raise PeerError(f"the certificate of {name} has expired")
-        if claimed and claimed != name:
-            raise PeerError(f"the caller says it is {claimed!r}, but its certificate is that of {name!r}")
-        return Peer(name, f"{certificate.serial_number:x}")
-
-    def _certificate(self, pem: bytes) -> x509.Certificate:
-        """Read once: every message of a connection shows the same one."""
-        if pem not in self._callers:
+        if pem[0] not in self._callers:
             if len(self._callers) >= CALLERS:
                 self._callers.clear()
-            self._callers[pem] = x509.load_pem_x509_certificate(pem)
-        return self._callers[pem]
+            read = x509.load_pem_x509_certificate(pem[0])
+            ends = read.not_valid_after_utc.timestamp()
+            self._callers[pem[0]] = Peer(common_name(read), f"{read.serial_number:x}", ends)
+        return self._callers[pem[0]]
+
+    def check(self, peer: Peer, claimed: str = "") -> Peer:
+        if self.revoked(peer.serial):
+            raise PeerError(f"the certificate of {peer.name} was revoked")
+        if peer.ends <= time.time():
+            raise PeerError(f"the certificate of {peer.name} has expired")
+        if claimed and claimed != peer.name:
+            raise PeerError(f"the caller says it is {claimed!r}, but its certificate is that of {peer.name!r}")
+        return peer

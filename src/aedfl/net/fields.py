@@ -24,12 +24,15 @@ BYTES = 48 << 10
 """Of all fields but their tensors: they share the header with the rest of it."""
 
 
+Fields = tuple[list[Field], list[Tensor]]
+"""Packed fields, and the tensors that they point at."""
+
+
 class Unsendable(AedflError):
     """The own program's mistake: a field of a kind that messages do not carry."""
 
 
-def pack(fields: Mapping[str, Any]) -> tuple[list[Field], list[Tensor]]:
-    """The fields and the tensors that they point at."""
+def pack(fields: Mapping[str, Any]) -> Fields:
     if len(fields) > COUNT:
         raise Unsendable(f"a message has {len(fields)} fields; allowed are {COUNT}")
     tensors: list[Tensor] = []

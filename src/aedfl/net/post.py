@@ -121,38 +121,39 @@ class Post:
         """A message as a stream of frames."""
         return await self._answer(self._transfer(frames, context), context)
 
-    async def line(self, pieces: AsyncIterable[bytes], context: Any) -> AsyncIterator[Receipts]:
+    async def line(self, _: Any, context: Any) -> None:
         """Small messages, one or a few in a piece, and the receipts for each piece.
 
         A message that is put off ends the line: those behind it must not come before it.
         """
         try:
-            owner = self._known(context).name or str(context.peer())
+            peer = self._known(self._security.shown(context))
         except (Later, PeerError) as error:
-            yield Receipts(receipts=[self._declined(error, context)])
+            await context.write(Receipts(receipts=[self._declined(error, context)]))
             return
+        owner = peer.name or str(context.peer())
         with self._only_line(owner), suppress(asyncio.CancelledError):  # by a newer line: its sender sees that it ends
-            async for piece in pieces:
-                receipts = await self._hand_all(piece, context)
-                yield Receipts(receipts=receipts)
+            while (piece := await context.read()) is not grpc.aio.EOF:
+                receipts = await self._hand_all(piece, peer, context)
+                await context.write(Receipts(receipts=receipts))
                 if receipts[-1].later:
                     return
 
-    async def _hand_all(self, piece: bytes, context: Any) -> list[Receipt]:
+    async def _hand_all(self, piece: bytes, peer: Peer, context: Any) -> list[Receipt]:
         """At least one receipt; none for those behind a message that is put off."""
         receipts: list[Receipt] = []
         try:
             for data in wire.unbundle(piece, TOGETHER):
-                receipts.append(await self.hand(data, context))
+                receipts.append(await self.hand(data, peer, context))
                 if receipts[-1].later:
                     break
         except PeerError as error:
             receipts.append(self._declined(error, context))
         return receipts
 
-    async def hand(self, data: bytes, context: Any) -> Receipt:
+    async def hand(self, data: bytes, peer: Peer, context: Any) -> Receipt:
         """A small message in one piece."""
-        return await self._answer(self._bundle(data, context), context)
+        return await self._answer(self._bundle(data, peer), context)
 
     @contextmanager
     def _only_line(self, owner: str) -> Iterator[None]:
@@ -189,7 +190,8 @@ class Post:
         return Receipt(reason=str(error)[:500])
 
     async def _transfer(self, stream: AsyncIterable[bytes], context: Any) -> None:
-        with self._slot(context) as peer:
+        peer = self._security.shown(context)
+        with self._slot(peer):
             frames = aiter(stream)
             try:
                 await self._receive(peer, lambda decoder: self._feed(decoder, frames))
@@ -197,28 +199,27 @@ class Post:
                 await _drain(frames)
                 raise
 
-    async def _bundle(self, data: bytes, context: Any) -> None:
-        with self._slot(context) as peer:
+    async def _bundle(self, data: bytes, peer: Peer) -> None:
+        with self._slot(peer):
             await self._receive(peer, lambda decoder: _feed_all(decoder, data))
 
     @contextmanager
-    def _slot(self, context: Any) -> Iterator[Peer]:
+    def _slot(self, peer: Peer) -> Iterator[None]:
         """Room for one more transfer. Whoever does not take part, or has several open, gets none and is not read."""
-        peer = self._known(context)
-        name = peer.name
+        name = self._known(peer).name
         if self._open.total() >= self.limits.streams or self._open[name] >= self.limits.streams_each:
             raise Later("too many transfers at the same time")
         self._open[name] += 1
         try:
-            yield peer
+            yield
         finally:
             self._open[name] -= 1
             if not self._open[name]:
                 del self._open[name]
 
-    def _known(self, context: Any) -> Peer:
-        """Whoever calls, if its certificate holds and is that of a member."""
-        peer = self._security.caller(context, "")
+    def _known(self, peer: Peer) -> Peer:
+        """Whoever calls, if its certificate still holds and is that of a member."""
+        self._security.check(peer)
         if peer.name and self._member(peer.name) is None:
             raise Later(f"{peer.name} is not known here (yet)")
         return peer
@@ -255,8 +256,9 @@ class Post:
         sender.note(header.boot, header.number)
         self._counters.messages_received += 1
         self._counters.bytes_received += incoming.length
-        what = {"event": "received", "from": source, "boot": header.boot, "number": header.number}
-        log.debug("received", extra={**what, "checksum": incoming.checksum})
+        if log.isEnabledFor(logging.DEBUG):
+            what = {"event": "received", "from": source, "boot": header.boot, "number": header.number}
+            log.debug("received", extra={**what, "checksum": incoming.checksum})
 
     async def _feed(self, decoder: wire.Decoder, frames: AsyncIterator[bytes]) -> None:
         while True:

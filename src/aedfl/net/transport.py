@@ -94,7 +94,7 @@ class Transport:
     def send(self, to: int, kind: str, model: Model | None, fields: dict[str, Any]) -> None:
         """Queues a message; what a program must not send is said at once."""
         wire.check_kind(kind, typed.Unsendable)
-        typed.pack(fields)
+        packed = typed.pack(fields)
         if to == self.index:
             raise UserError(f"device {to} sends to itself")
         if to not in self._couriers:
@@ -102,7 +102,7 @@ class Transport:
                 to, lambda index: self._members.get(index), self.security, self._stamp, self.checker.digest,
                 self.counters, self.lifetime,
             )  # fmt: skip
-        self._couriers[to].add(kind, model, fields)
+        self._couriers[to].add(kind, model, packed)
 
     def _stamp(self, number: int) -> wire.Stamp:
         return wire.Stamp(self.run, self.index, self.boot, number)

@@ -22,7 +22,7 @@ from ..context import Model
 from ..errors import AedflError, PeerError
 from . import fields as typed
 from . import tensors as bytewise
-from .protocol_pb2 import Header, ModelInfo
+from .protocol_pb2 import Header
 
 try:
     from isal.isal_zlib import crc32  # the same numbers, several times as fast
@@ -75,9 +75,14 @@ def check_kind(kind: str, fault: type[AedflError]) -> None:
 
 
 def pack(kind: str, model: Model | None, layout: bytes, fields: Mapping[str, Any]) -> Packed:
-    """Gathers the kept values and packs the mask; a model without a mask is not copied."""
-    named, small = typed.pack(fields)
+    """A message of this kind; what messages do not carry is `Unsendable`."""
     check_kind(kind, typed.Unsendable)
+    return assemble(kind, model, layout, typed.pack(fields))
+
+
+def assemble(kind: str, model: Model | None, layout: bytes, fields: typed.Fields) -> Packed:
+    """Gathers the kept values and packs the mask; a model without a mask is not copied."""
+    named, small = fields
     tensors = {typed.place(number): tensor for number, tensor in enumerate(small)}
     header = Header(protocol=PROTOCOL, kind=kind, fields=named)
     if model is not None:
@@ -85,9 +90,9 @@ def pack(kind: str, model: Model | None, layout: bytes, fields: Mapping[str, Any
         tensors[VALUES] = vector if mask is None else vector[mask]
         if mask is not None:
             tensors[MASK] = torch.from_numpy(np.packbits(mask.cpu().numpy()))
-        info = ModelInfo(parameters=tensors[VALUES].numel(), macs=model.size.macs, masked=mask is not None)
+        info = header.model
+        info.parameters, info.macs, info.masked = tensors[VALUES].numel(), model.size.macs, mask is not None
         info.layout = layout
-        header.model.CopyFrom(info)
     buffers = bytewise.dump(tensors) if tensors else []
     header.length = sum(len(buffer) for buffer in buffers)
     return Packed(kind, header, tuple(buffers), header.length, model is not None)
