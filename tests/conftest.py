@@ -15,7 +15,7 @@ settings.load_profile("unhurried")
 def cluster() -> Iterator[str]:
     """The address of a real Ray cluster of two workers on this machine; this process is part of it."""
     ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
-    # Ray's own processes, not ours: a machine that forbids what they need (shared memory, sockets) cannot run these tests.
+    # A machine that forbids what Ray's own processes need (shared memory, sockets) cannot run these tests.
     try:
         ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except Exception as error:

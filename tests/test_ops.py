@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aedfl.ops import SlowMomentum
+from aedfl.ops import Along, SlowMomentum
 
 
 def test_slow_momentum_adds_up_what_steps_have_in_common() -> None:
@@ -40,3 +40,15 @@ def test_slow_momentum_leaves_alone_what_is_pruned_and_forgets_its_velocity() ->
     assert places == [1.0, 2.5, 3.5, 4.5, 6.0]
     assert speeds == [1.0, 1.5, 0.0, 1.0, 1.5]
     assert velocity[0].item() == 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16
+
+
+def test_along_moves_parameters_by_the_update_and_statistics_by_the_own_weight() -> None:
+    """Two parameters, one statistic: a merge of (start, other) by (1/4, 3/4), and the update counted twice."""
+    start, end, other = torch.tensor([1.0, 0.0, 4.0]), torch.tensor([2.0, -1.0, 8.0]), torch.tensor([5.0, 4.0, 0.0])
+    weights = torch.tensor([0.25, 0.75])
+    merged = weights[0] * start + weights[1] * other
+    jobs = [(merged, end, start, weights), (merged, start, start, weights), (merged, end, start, None)]
+    ((there,), (stays,), (sent,)) = Along(2.0, parameters=2).run(jobs)
+    assert there.tolist() == [4.0 + 2.0, 3.0 - 2.0, 0.25 * 8.0]
+    assert stays.tolist() == merged.tolist()
+    assert sent.tolist() == [4.0 + 2.0, 3.0 - 2.0, 0.25 * 4.0]

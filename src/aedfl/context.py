@@ -176,6 +176,10 @@ class Context(ABC):
         """Hands a message to the network and returns at once; it may be lost. Takes none of the sender's time."""
 
     @abstractmethod
+    def waiting(self, to: int) -> bool:
+        """Whether a message to that device still waits to leave this one: its link is slow, or it is not there."""
+
+    @abstractmethod
     def receive(self) -> list[Message]:
         """Everything that has arrived and was not taken yet, oldest first. Never waits."""
 

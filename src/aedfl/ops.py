@@ -48,6 +48,27 @@ class Step(Op):
 
 
 @dataclass(frozen=True)
+class Along(Op):
+    """Jobs are (vector, end, start, weights): the vector, moved by so many `times` the way from start to end.
+
+    Entries behind the first `parameters` are a state and no direction: they move by the first of the weights, which is
+    what merging the end instead of the start would have done; without weights (None) they stay.
+    """
+
+    times: float
+    parameters: int
+    outputs: ClassVar[int] = 1
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        vectors, ends, starts, weights = zip(*jobs, strict=True)
+        ways = torch._foreach_sub(ends, starts)
+        if self.parameters < vectors[0].shape[0]:
+            for way, weight in zip(ways, weights, strict=True):
+                way[self.parameters :] *= 0.0 if weight is None else weight[0] / self.times
+        return [(moved,) for moved in torch._foreach_add(vectors, ways, alpha=self.times)]
+
+
+@dataclass(frozen=True)
 class SlowMomentum(Op):
     """Jobs are (start, end, velocity, mask): the velocity times beta plus `end - start`, and the start moved by that.
 

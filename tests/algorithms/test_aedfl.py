@@ -18,7 +18,11 @@ from aedfl.experiment.config import load
 from aedfl.experiment.progress import Silent
 from aedfl.experiment.run import Run, drive_all
 from aedfl.experiment.workshop import Workshop
+from aedfl.sim.network import Links
 from aedfl.training.plan import Plan
+
+from .toy import START, Point, local, minus, mix, play
+from .toy import Run as Played
 
 SHORT = ("devices=6", "stop.virtual_seconds=40", "evaluation.every=20", "training.epochs=1", "data.samples=240")
 EARLY = (
@@ -168,6 +172,51 @@ def test_the_learning_rate_falls_while_nothing_comes(hyper: Hyper, age: float, q
     ctx = cast(Context, SimpleNamespace(plan=lambda: given, samples=500))
     state = cast(State, SimpleNamespace(age=age, quiet=quiet))
     assert plan(ctx, hyper, state).lr == pytest.approx(0.3 / divisor)
+
+
+CENTRES: list[Point] = [(1.0, 0.0), (0.0, 2.0), (-4.0, 8.0)]
+
+
+def plain(method: str, **hyper: Any) -> Played:
+    """Three devices of one speed, all of them neighbours, for three updates; what is learnt stays out of it."""
+    still = {"own_staleness": "one", "momentum": 0.0, "control_rate": 0.0, "quiet_lr": 0.0, **hyper}
+    return play(method, CENTRES, updates=3, hyper=still)
+
+
+@pytest.mark.parametrize("own_step", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("sent_step", [1.0, 2.0])
+def test_the_own_update_counts_as_often_as_wished_at_home_and_in_what_is_sent(
+    own_step: float, sent_step: float
+) -> None:
+    """With 0 it is weighed like all else, as in the paper, and the model that is sent is the one that is kept."""
+    run = plain("aedfl-dwu", own_step=own_step, sent_step=sent_step, sends=2)
+    kept = sent = [list(START)] * 3
+    for number in range(3):
+        trained = [local(x, centre) for x, centre in zip(kept, CENTRES, strict=True)]
+        steps = [minus(end, start) for end, start in zip(trained, kept, strict=True)]
+        own = kept if own_step else trained
+        others = [[sent[j] for j in range(3) if j != k] if number else [] for k in range(3)]
+        merged = [mix([own[k], *others[k]], [1 / (1 + len(others[k]))] * (1 + len(others[k]))) for k in range(3)]
+        kept = [mix([m, step], [1.0, own_step]) for m, step in zip(merged, steps, strict=True)]
+        sent = [mix([m, step], [1.0, own_step and sent_step]) for m, step in zip(merged, steps, strict=True)]
+        assert [run.device(k)[number].w for k in range(3)] == [pytest.approx(x) for x in kept]
+
+
+@pytest.mark.parametrize(("method", "sends", "each"), [("aedfl-dwu", 1, 1), ("aedfl-dwu", 6, 2), ("aedfl-0", 6, 1)])
+def test_a_model_goes_to_so_many_neighbours_with_dynamic_weights_and_else_to_one(
+    method: str, sends: int, each: int
+) -> None:
+    run = plain(method, sends=sends)
+    assert run.sim.network.sent == 3 * 3 * each
+    assert all(count <= 3 for count, _ in run.sim.network.edges.values())
+
+
+def test_a_link_too_slow_for_all_models_gets_fewer() -> None:
+    """A model takes a second, an update half of one: nobody sends to a neighbour again before the last one has left."""
+    bytes_each = plain("aedfl-dwu").sim.network.bytes_sent / (3 * 3 * 2)
+    slow = Links(latency=0.25, bandwidth=8 * bytes_each, server_bandwidth=1e9)
+    run = play("aedfl-dwu", CENTRES, seconds=[0.5] * 3, until=20.0, links=slow)
+    assert 15 * 3 <= run.sim.network.sent <= 20 * 3 + 6 < run.sim.updates * 2
 
 
 def test_slow_momentum_belongs_to_the_weights_and_changes_what_is_trained_next() -> None:

@@ -38,6 +38,24 @@ def check_all_devices_start_from_one_model(harness: Harness) -> None:
     assert notes[0] == notes[1] == [[tiny_task().start.tolist()], None]
 
 
+def check_a_device_knows_what_has_not_left_it(harness: Harness) -> None:
+    async def program(ctx: Context, note: Note) -> None:
+        if ctx.index == 0:
+            note([ctx.waiting(1), ctx.waiting(2)])
+            ctx.send(1, ctx.initial())
+            note([ctx.waiting(1), ctx.waiting(2)])
+            await ctx.wait(kind="thanks")
+            await ctx.sleep(harness.unit)
+            note([ctx.waiting(1), ctx.waiting(2)])
+        elif ctx.index == 1:
+            await ctx.wait()
+            ctx.send(0, kind="thanks")
+
+    before, sending, after = harness.run(program, devices=3)[0]
+    assert before == after == [False, False]
+    assert not sending[1]  # and to whom it was sent: until it has left, which may be at once
+
+
 def check_messages_of_one_sender_arrive_in_order(harness: Harness) -> None:
     """Also when large and small ones follow each other; a model may be left out if a newer one was sent after it."""
 

@@ -206,3 +206,19 @@ def test_time_stands_at_the_limit_while_programs_go_on() -> None:
 
     sim = world(program).run(until=7.0).sim
     assert sim.time == 7.0 and not sim.done
+
+
+def test_a_message_waits_until_its_link_has_taken_it_whole() -> None:
+    """Two models on a link that takes a second for each; on their way they no longer wait."""
+    seen: list[list[bool]] = []
+
+    async def program(ctx: Context, note: Any) -> None:
+        if ctx.index == 0:
+            ctx.send(1, ctx.initial())
+            ctx.send(2, ctx.initial())
+            for _ in range(3):
+                seen.append([ctx.waiting(1), ctx.waiting(2)])
+                await ctx.sleep(1.001)
+
+    times(program, devices=3, links=SLOW)
+    assert seen == [[True, True], [False, True], [False, False]]

@@ -41,7 +41,10 @@ class Hyper:
     own_power: float = option(0.5, "exponent of the own model's age in its weight; the paper's is 1/2")
     loss_power: float = option(0.0, "a model's weight is divided by this power of its loss; the paper's is 1")
 
-    momentum: float = option(0.5, "slow momentum: share of the last merges' change that goes on; the paper has 0")
+    own_step: float = option(1.0, "times the own update goes into the merged model; 0: the paper's way, by its weight")
+    sent_step: float = option(1.7, "the same for the model that is sent")
+    sends: int = option(6, "neighbours, drawn at random, that get the model after a local update; the paper has 1")
+    momentum: float = option(0.0, "slow momentum: share of the last merges' change that goes on; the paper has 0")
     quiet_lr: float = option(2.0, "the learning rate falls by this power of the updates since a model came; 0: never")
     quiet_after: float = option(1000.0, "SGD steps behind a model by which that power is reached; it grows from 0")
     quiet_limit: int = option(0, "updates without a new model after which a device waits for one; 0: it never waits")
@@ -60,6 +63,11 @@ class Hyper:
     c: float = option(1.5, "the paper's C: how soon the loss outweighs the gradient in the saliency")
     lanczos_steps: int = option(16, "steps of Lanczos for the gap rule")
     hessian_samples: int = option(50, "samples that curvature is estimated on; a fifth where data are few")
+
+    @property
+    def moves(self) -> bool:
+        """The own update is not weighed, but counts as such."""
+        return self.weighting and self.own_step > 0
 
     @property
     def learns(self) -> bool:

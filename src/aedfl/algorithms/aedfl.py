@@ -18,7 +18,7 @@ import torch
 from .. import costs, forms
 from ..context import Context, Method, Model, Size, Trained
 from ..graph import Chosen, Value
-from ..ops import HeldOut, LargestNorm, SlowMomentum
+from ..ops import Along, HeldOut, LargestNorm, SlowMomentum
 from ..rules.baseline import empty_window
 from ..rules.jobs import Agree, Learn, Merge, Select
 from ..rules.pretrain import pretrained
@@ -132,7 +132,8 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
     while ctx.running:
         await follow(ctx, state)
         began = ctx.now
-        trained = await ctx.train(state.model, plan(ctx, hyper, state))
+        start = state.model
+        trained = await ctx.train(start, plan(ctx, hyper, state))
         if state.cut is not None:
             trained = await settle(ctx, state, trained)
         if hyper.pruning:
@@ -148,7 +149,10 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
         loss = await judge(ctx, hyper, state, trained)
         if prune is not None:
             metrics |= await prune(ctx, hyper, state, metrics["weights"])
-        send(ctx, state, loss)
+        sent = state.model
+        if hyper.moves and hyper.sent_step != hyper.own_step:
+            sent = await along(ctx, sent, start, trained, hyper.sent_step - hyper.own_step)
+        send(ctx, hyper, state, sent, loss)
         ctx.publish(state.model, loss=trained.loss, **metrics)
         ctx.save(vars(state))
 
@@ -231,7 +235,8 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
         ctx.random("selection").random(len(slots)) if hyper.selection else np.zeros(len(slots)),
         flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
     )  # fmt: skip
-    models = [trained.model, *(None if entry is None else entry.model for entry in cached)]
+    start = state.model
+    models = [start if hyper.moves else trained.model, *(None if entry is None else entry.model for entry in cached)]
     vectors = tuple(None if model is None else model.vector for model in models)
     masks = tuple(None if model is None else model.mask for model in models)
     samples = np.array([ctx.samples, *(entry.samples if entry else 0 for entry in cached)])
@@ -245,6 +250,8 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     if hyper.pruning and ctx.task.groups.count:
         await agree(ctx, state, [None if entry is None else entry.worth for entry in cached], weights)
     state.model = replace(trained.model, vector=vector)
+    if hyper.moves:
+        state.model = await along(ctx, state.model, start, trained, hyper.own_step, weights)
     state.last = None
     if hyper.learns:
         state.last = Merged(vectors, masks, weights, vector, features, versions, choices)
@@ -254,6 +261,23 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     metrics = {"merged": merged, "weights": weights}
     metrics |= {"priorities": probabilities} if hyper.selection else {}
     return metrics | ({"control": state.control} if hyper.weighting else {})
+
+
+async def along(
+    ctx: Context, model: Model, start: Model, trained: Trained, times: float, weights: Value | None = None
+) -> Model:
+    """The model, moved by so many times the update that has just been made.
+
+    A device that weighs its trained model against k others puts 1/(k+1) of its update into the merged model, and with
+    it into what it sends: the more it hears, the slower the fleet. What was there before the update is averaged here;
+    the update itself counts whole, as it does where a server adds it to its model.
+    """
+    layout = ctx.task.layout
+    (vector,) = await ctx.compute(
+        Along(times, layout.parameters), model.vector, trained.model.vector, start.vector, weights,
+        flops=2.0 * layout.size, purpose="merging",
+    )  # fmt: skip
+    return replace(model, vector=vector)
 
 
 async def agree(ctx: Context, state: State, others: list[Value | None], weights: Value) -> None:
@@ -344,12 +368,14 @@ async def settle(ctx: Context, state: State, trained: Trained) -> Trained:
     return replace(trained, model=replace(trained.model, size=Size(int(entries), float(macs))))
 
 
-def send(ctx: Context, state: State, loss: Value) -> None:
-    """To one out-neighbour drawn uniformly."""
-    if ctx.out_neighbours:
-        target = ctx.out_neighbours[int(ctx.random("neighbour").integers(len(ctx.out_neighbours)))]
-        worth: dict[str, Any] = {} if state.worth is None else {"worth": state.worth}
-        ctx.send(target, state.model, loss=loss, samples=ctx.samples, rate=state.rate, age=state.age, **worth)
+def send(ctx: Context, hyper: Hyper, state: State, model: Model, loss: Value) -> None:
+    """To out-neighbours drawn uniformly from those for whom nothing waits any more: a slow link sends less often."""
+    free = [target for target in ctx.out_neighbours if not ctx.waiting(target)]
+    worth: dict[str, Any] = {} if state.worth is None else {"worth": state.worth}
+    random = ctx.random("neighbour")
+    for _ in range(min(len(free), hyper.sends if hyper.weighting else 1)):
+        target = free.pop(int(random.integers(len(free))))
+        ctx.send(target, model, loss=loss, samples=ctx.samples, rate=state.rate, age=state.age, **worth)
 
 
 MESSAGES = {

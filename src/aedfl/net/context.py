@@ -30,6 +30,8 @@ class Outbox(Protocol):
 
     def send(self, to: int, kind: str, model: Model | None, fields: dict[str, Any]) -> None: ...
 
+    def waiting(self, to: int) -> bool: ...
+
 
 class Keeper(Protocol):
     """Where state goes; never waits."""
@@ -189,6 +191,9 @@ class NetContext(Context):
 
     def send(self, to: int, model: Model | None = None, kind: str = "model", **fields: Any) -> None:
         self._outbox.send(to, kind, model, _copied(fields))
+
+    def waiting(self, to: int) -> bool:
+        return self._outbox.waiting(to)
 
     def deliver(self, message: Message) -> None:
         """A whole message has arrived and fits."""

@@ -104,6 +104,10 @@ class Transport:
             )  # fmt: skip
         self._couriers[to].add(kind, model, packed)
 
+    def waiting(self, to: int) -> bool:
+        """Whether a message to that device has not been handed over yet."""
+        return to in self._couriers and not self._couriers[to].empty.is_set()
+
     def _stamp(self, number: int) -> wire.Stamp:
         return wire.Stamp(self.run, self.index, self.boot, number)
 

@@ -141,6 +141,9 @@ class SimContext(Context):
         count = costs.message(size.parameters, self.task.layout.size, masked, fields, entries)
         self.sim.post(Message(self.index, kind, model, _copied(fields)), to, count)
 
+    def waiting(self, to: int) -> bool:
+        return self.sim.network.waiting(self.index, to, self.now)
+
     def receive(self) -> list[Message]:
         return self.mailbox.drain()
 

@@ -35,6 +35,7 @@ class Network:
         self.lost = 0
         self._up: dict[int, float] = {}
         self._down: dict[int, float] = {}
+        self._left: dict[tuple[int, int], float] = {}
 
     def transfer(self, source: int, target: int, count: int, now: float) -> float | None:
         """Books a message of `count` bytes; the time of its arrival, or None if it is lost on the way."""
@@ -44,13 +45,17 @@ class Network:
         edge[0] += 1
         edge[1] += count
         up = max(now, self._up.get(source, 0.0)) + self.links.seconds(source, count)
-        self._up[source] = up
+        self._up[source] = self._left[source, target] = up
         if self._dropped(source, target):
             self.lost += 1
             return None
         down = max(now, self._down.get(target, 0.0)) + self.links.seconds(target, count)
         self._down[target] = down
         return max(up, down) + self.links.latency
+
+    def waiting(self, source: int, target: int, now: float) -> bool:
+        """Whether a message to that target has not left its source whole."""
+        return self._left.get((source, target), 0.0) > now
 
     def _dropped(self, source: int, target: int) -> bool:
         if not self.links.loss:
