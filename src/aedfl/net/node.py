@@ -8,6 +8,8 @@ import math
 import threading
 from typing import Any
 
+import torch
+
 from ..algorithms import get
 from ..context import SERVER, Message, Method
 from ..errors import AedflError, UserError
@@ -74,9 +76,13 @@ class Node:
         self.index = self.member.index
 
     def _prepared(self) -> Kit:
-        """Whatever traces the module does so here and now, and for one node of a process at a time."""
+        """Whatever traces the module does so here and now, and for one node of a process at a time.
+
+        The first functional gradient imports PyTorch's compiler, seconds on a small machine: before the run, not in it.
+        """
         with _TRACING:
             kit = self._prepare(self.config)
+            torch.func.grad(torch.sum)(torch.zeros(1))
             _ = kit.task.macs, kit.task.groups, kit.task.draws_randomness, kit.task.least_batch
             return kit
 
