@@ -4,6 +4,8 @@
 values, other draws. From the first one it takes what a device of this machine needs per local update and per FLOP, and
 the seconds of a message. With those numbers and nothing else the simulator predicts each of the other runs: update
 counts, staleness of merged models, accuracy. The first run is replayed too, but that is no test: it was measured.
+
+The seconds per local update are slept in the simulator before each training: they do not shrink with a pruned model.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import csv
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from aedfl import costs
+from aedfl.algorithms import get
+from aedfl.context import Context, Method, Trained
 from aedfl.experiment.config import RunConfig, load
 from aedfl.experiment.record import read_rows
 from aedfl.experiment.run import run as simulate
@@ -29,6 +33,16 @@ from aedfl.net.local import Local
 
 Rows = list[dict[str, Any]]
 KEYS = ("updates", "staleness", "accuracy")
+LEAST = 1e-3
+"""Seconds of an update's FLOPs, where they do not show in what was measured."""
+BURDENED = """import sys
+
+sys.path.insert(0, {folder!r})
+from fidelity import burdened
+
+METHOD = burdened({name!r}, {speeds.per_update!r})
+"""
+"""A file that the simulator takes for a method."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +105,39 @@ def recorded(config: RunConfig, folder: Path | None) -> Recorded:
 
 
 def measure(run: Recorded) -> Speeds:
-    """A straight line through the devices' mean (FLOPs, seconds) per update; its slope at least 0."""
-    flops = np.array([np.mean([row["flops"] for row in device]) for device in run.rows])
-    seconds = np.array([np.mean([row["time"] - row["start"] for row in device]) for device in run.rows])
+    """A straight line through (FLOPs, seconds) of all local updates; neither number below 0."""
+    flops = np.array([row["flops"] for device in run.rows for row in device])
+    seconds = np.array([row["time"] - row["start"] for device in run.rows for row in device])
     slope, start = np.polyfit(flops, seconds, 1)
-    if slope < 0 or start < 0:
-        slope, start = float(np.sum(seconds * flops) / np.sum(flops**2)), 0.0
+    if slope <= 0:
+        slope, start = 0.0, float(seconds.mean())
+    elif start < 0:
+        slope, start = float(seconds.sum() / flops.sum()), 0.0
     return Speeds(float(start), float(slope) * 1e9, float(np.median(run.transfers)) if run.transfers else 0.0)
+
+
+class Burdened:
+    """A context whose trainings begin with some seconds of something else."""
+
+    def __init__(self, inner: Context, seconds: float) -> None:
+        self._inner, self._seconds = inner, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def train(self, *args: Any, **named: Any) -> Trained:
+        await self._inner.sleep(self._seconds)
+        return await self._inner.train(*args, **named)
+
+
+def burdened(name: str, seconds: float) -> Method:
+    """The method, on devices that need so many seconds per training whatever its FLOPs are."""
+    method = get(name)
+
+    async def device(ctx: Context, hyper: Any) -> None:
+        await method.device(cast(Context, Burdened(ctx, seconds)), hyper)
+
+    return replace(method, device=device)
 
 
 def predict(config: RunConfig, speeds: Speeds, scratch: Path) -> dict[str, Any]:
@@ -106,14 +146,14 @@ def predict(config: RunConfig, speeds: Speeds, scratch: Path) -> dict[str, Any]:
     assert kit.rows is not None
     samples = np.array([len(own) for own in kit.rows.train]) * config.training.epochs
     mean = costs.training(kit.task.macs, float(samples.mean()))
-    seconds = []
-    for count in samples:
-        own = costs.training(kit.task.macs, float(count))
-        seconds.append(mean * (speeds.per_update + speeds.per_gigaflop * own / 1e9) / own)
+    own = max(LEAST, speeds.per_gigaflop * mean / 1e9)
     path = scratch / "speeds.csv"
     with path.open("w", newline="") as file:
-        csv.writer(file).writerows(enumerate(seconds))
+        csv.writer(file).writerows((index, own) for index in range(config.devices))
+    program = scratch / "burdened_method.py"
+    program.write_text(BURDENED.format(folder=str(Path(__file__).parent), name=config.method, speeds=speeds))
     table = config.model_dump()
+    table["method"] = str(program)
     table["fleet"] = {"speeds": str(path)}
     table["links"] = {"latency": speeds.message, "bandwidth": float("inf"), "server_bandwidth": float("inf")}
     table["evaluation"] = {"every": config.stop.virtual_seconds}

@@ -98,7 +98,8 @@ def disagreement(run: Run) -> float:
 
 
 def test_devices_that_tell_each_other_what_units_are_worth_keep_the_same_ones() -> None:
-    longer = (*EARLY, "hyper.max_rate=0.4", "devices=12", "data.samples=480", "stop.updates=20")
+    later = ("hyper.prune_start=4", "hyper.prune_every=3", "hyper.prune_end=12")  # when they have heard of each other
+    longer = (*EARLY, *later, "hyper.max_rate=0.4", "devices=12", "data.samples=480", "stop.updates=30")
     alone = finished("aedfl-p", *longer, "hyper.view=1", "hyper.comeback=1")
     agreed = finished("aedfl-p", *longer)
     assert disagreement(agreed) < 0.5 * disagreement(alone)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +311,21 @@ def test_a_public_set_is_dealt_out_to_as_many_as_were_planned() -> None:
     dealt = gather(config(2))
     with pytest.raises(UserError, match="deals digits out to 2 devices, and this is number 2"):
         dealt.part(2)
+
+
+def test_what_pruning_imports_is_there_before_a_device_joins() -> None:
+    """PyTorch's compiler takes seconds to import; in the middle of a run the device would stand still for so long."""
+    code = """
+import sys, torch
+from types import SimpleNamespace
+from aedfl.net.node import Node
+node = Node.__new__(Node)
+node.config = None
+node._prepare = lambda _: SimpleNamespace(task=SimpleNamespace(macs=1, groups=1, draws_randomness=False, least_batch=1))
+node._prepared()
+before = set(sys.modules)
+torch.func.vjp(torch.func.grad_and_value(lambda x: (x * x).sum()), torch.ones(3), has_aux=True)
+print(len(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "0", done.stderr

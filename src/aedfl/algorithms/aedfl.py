@@ -93,7 +93,7 @@ class State:
     velocity: Value | None = None
     """With slow momentum: where it was applied last, and what changed between such points of late."""
     age: float = 0.0
-    """Local updates behind the model: one more with each, averaged with the ages of the models that come. So it
+    """Local updates behind the model: averaged with the ages of the models that come, and one more with each. So it
     grows alike on fast and slow devices, by the fleet's mean number of updates."""
     next_cut: float = 0.0
     """Age at which the next pruning step is due."""
@@ -189,7 +189,7 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
         news = await ctx.wait(timeout=hyper.patience * took)
         messages = [] if news is None else [news]
     state.quiet += 1
-    ages = [state.age + 1]
+    ages = [state.age]
     for message in messages:
         source, given = message.source, message.fields
         if message.kind != "model" or source not in ctx.in_neighbours:
@@ -201,7 +201,7 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
             cast(Model, message.model), given["loss"], given["samples"], given["rate"], given.get("worth"),
             ctx.update, state.versions[source],
         )  # fmt: skip
-    state.age = sum(ages) / len(ages)
+    state.age = sum(ages) / len(ages) + 1
 
 
 async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> None:
