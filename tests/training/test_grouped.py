@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from aedfl.training.grouped import Batch, GroupedTrainer, rows_at_work
 from aedfl.training.plan import Plan, TrainJob
 from aedfl.training.sequential import SequentialTrainer
+from aedfl.training.stacked import Stacked
 from training.tasks import PLANS, assert_close, built_in, with_masks
 
 
@@ -61,3 +64,28 @@ def test_models_that_are_done_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     results = GroupedTrainer(task).train(Plan(batch_size=4), [*short, long])
     assert seen == [20, 8, 8, 8, 8, 8]
     assert torch.equal(results[-1].vector, GroupedTrainer(task).train(Plan(batch_size=4), [long, *short])[0].vector)
+
+
+@pytest.mark.parametrize("relu_first", [True, False])
+def test_a_pooling_takes_the_relu_on_either_side_along(relu_first: bool) -> None:
+    """They commute: one kernel does both. A ReLU whose input others use as well stays on its own."""
+    pair = (nn.ReLU(), nn.MaxPool2d(2)) if relu_first else (nn.MaxPool2d(2), nn.ReLU())
+    stacked = Stacked.of(nn.Sequential(nn.Conv2d(1, 2, 3), *pair, nn.Flatten(), nn.Linear(18, 4), nn.ReLU()))
+    assert stacked is not None
+    names = {"1": "relu", "2": "pool"} if relu_first else {"1": "pool", "2": "relu"}
+    assert {names[str(node.target)] for node in stacked.pools} == {"pool"}
+    assert [names[str(node.target)] for node in stacked.relus] == ["relu"]
+
+
+def test_a_relu_beside_another_user_of_the_pooling_stays_on_its_own() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(1, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pooled = F.max_pool2d(self.conv(x), 2)
+            return (pooled + F.relu(pooled)).flatten(1)
+
+    stacked = Stacked.of(Both())
+    assert stacked is not None and not stacked.pools and not stacked.relus

@@ -17,8 +17,9 @@ class CNN(nn.Module):
         self.out = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        # ReLU after pooling: the same numbers for a quarter of the work.
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         logits: Tensor = self.out(F.relu(self.fc(x.flatten(1))))
         return logits
 

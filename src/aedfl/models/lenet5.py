@@ -19,8 +19,9 @@ class LeNet5(nn.Module):
         self.out = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        # ReLU after pooling: the same numbers for a quarter of the work.
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc1(x.flatten(1)))
         x = F.relu(self.fc2(x))
         logits: Tensor = self.out(x)

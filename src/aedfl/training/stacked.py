@@ -88,10 +88,12 @@ class Stacked:
         first = next(iter(self.start.users))
         self.wants_images = first.op == "call_module" and isinstance(self.layers[str(first.target)], nn.Conv2d)
         relus = [node for node in self.nodes if self._is_relu(node)]
-        self.pools = {user for relu in relus if (user := _only_user(relu)) and self._halves(user)}
-        self.norms = {relu.all_input_nodes[0] for relu in relus if self._normed(relu.all_input_nodes[0])}
+        before = {relu: user for relu in relus if (user := _only_user(relu)) and self._halves(user)}
+        after = {relu: node for relu in relus if _only_user(node := relu.all_input_nodes[0])}
+        self.pools = {*before.values(), *(node for node in after.values() if self._halves(node))}
+        self.norms = {node for node in after.values() if self._normed(node)}
         """Poolings and norms that take the ReLU before or after them along."""
-        self.relus = {relu for relu in relus if _only_user(relu) in self.pools or relu.all_input_nodes[0] in self.norms}
+        self.relus = {*before, *(relu for relu, node in after.items() if node in self.pools | self.norms)}
 
     @classmethod
     def of(cls, module: nn.Module) -> Stacked | None:
@@ -122,9 +124,8 @@ class Stacked:
         return type(self.layers.get(str(node.target))) is nn.ReLU or _name(node) == "relu"
 
     def _normed(self, node: fx.Node) -> bool:
-        """True for a norm whose only use is a ReLU."""
         layer = self.layers.get(str(node.target))
-        return type(layer) is nn.GroupNorm and layer.affine and _only_user(node) is not None
+        return type(layer) is nn.GroupNorm and layer.affine
 
     def __call__(self, named: Named, x: Act, keys: Tensor) -> Tensor:
         values: dict[fx.Node, Any] = {self.start: x}
