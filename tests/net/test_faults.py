@@ -227,6 +227,31 @@ def test_a_damaged_message_in_the_box_is_lost_and_nothing_else(tmp_path: Path) -
     asyncio.run(test())
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("instance", "seven", r"instance holds 'seven' instead of a number; move it away"),
+        ("membership.json", '{"run": ', r"membership\.json cannot be read \(.*\); move it away"),
+    ],
+)
+def test_a_file_of_a_device_that_is_damaged_is_named(tmp_path: Path, name: str, content: str, sentence: str) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path, start=False) as made:
+            (tmp_path / "d0").mkdir()
+            (tmp_path / "d0" / name).write_text(content)
+            with pytest.raises(UserError, match=sentence):
+                await made.node(0).run()
+
+    asyncio.run(test())
+
+
+def test_what_is_not_a_message_may_lie_in_the_box(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "inbox" / "copy of 000000000002.safetensors").write_bytes(b"")
+    assert store.messages(FIND) == []
+    store.close()
+
+
 def test_messages_that_come_and_go_fast_leave_nothing_behind(tmp_path: Path) -> None:
     """The writer's thread and the program work on the same box."""
 

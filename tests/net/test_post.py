@@ -21,6 +21,7 @@ from aedfl.layout import Layout
 from aedfl.net import wire
 from aedfl.net.check import Checker
 from aedfl.net.counters import Counters
+from aedfl.net.courier import WAITING, Courier
 from aedfl.net.credentials import Peer, Plaintext
 from aedfl.net.line import Line
 from aedfl.net.post import SEND, TOGETHER, Limits, Post
@@ -222,6 +223,22 @@ def test_messages_that_are_put_off_again_and_again_all_arrive_once_and_in_order(
         assert sender.counters.messages_sent == 100 and sender.counters.messages_lost == 0
         assert got == [*range(before), *range(got[before], 100)]
         assert got[before] <= before, "whose receipt was lost with the receiver comes again, and nothing is left out"
+
+    asyncio.run(test())
+
+
+def test_a_message_on_its_way_does_not_give_way_to_newer_ones() -> None:
+    async def test() -> None:
+        counters = Counters()
+        courier = Courier(3, lambda _: None, Plaintext("me"), lambda n: wire.Stamp("run", 0, 5, n), b"", counters)
+        for _ in range(WAITING):
+            courier.add("note", None, ([], []))
+        first, second = courier._queue[0], courier._queue[1]
+        courier._current = [first]
+        for _ in range(2):
+            courier.add("note", None, ([], []))
+        assert courier._queue[0] is first and second not in courier._queue and counters.messages_lost == 1
+        await courier.stop()
 
     asyncio.run(test())
 

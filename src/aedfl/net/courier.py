@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -104,17 +104,19 @@ class Courier:
         if model is not None:
             room = 1 if self._failures else max(1, min(MODELS, MODEL_BYTES // max(1, model.vector.get().nbytes)))
             self._drop(self._models(kind)[: -room + 1 or None])
-        elif len(others := [parcel for parcel in self._queue if parcel.model is None]) >= WAITING:
+        elif len(others := [parcel for parcel in self._waiting() if parcel.model is None]) >= WAITING:
             self._drop(others[:1])
         now = asyncio.get_running_loop().time()
         self._queue.append(Parcel(kind, model, fields, self._number, now))
         self.empty.clear()
         self._wake.set()
 
+    def _waiting(self) -> Iterator[Parcel]:
+        """What is on its way is not among them."""
+        return (parcel for parcel in self._queue if parcel not in self._current)
+
     def _models(self, kind: str) -> list[Parcel]:
-        """Those that wait; what is on its way is not among them."""
-        waiting = (parcel for parcel in self._queue if parcel not in self._current)
-        return [parcel for parcel in waiting if parcel.model is not None and parcel.kind == kind]
+        return [parcel for parcel in self._waiting() if parcel.model is not None and parcel.kind == kind]
 
     def _drop(self, parcels: list[Parcel]) -> None:
         for parcel in parcels:

@@ -123,7 +123,10 @@ class Membership:
 
     def _read(self) -> dict[str, Any] | None:
         path = self.store.folder / "membership.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return dict(json.loads(path.read_text())) if path.exists() else None
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read ({error}); move it away to ask the coordinator anew") from None
 
     def remember(self) -> None:
         """What is needed to come back when nobody can be asked."""

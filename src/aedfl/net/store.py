@@ -24,6 +24,8 @@ from . import state
 log = logging.getLogger(__name__)
 SPOOLED = 64 << 20
 """Bytes of a model above which an arrived message is not put on the disk as well."""
+DIGITS = 12
+"""Of a message's number, which is the name of its file."""
 
 
 class Store:
@@ -93,7 +95,7 @@ class Store:
         self._pool.submit(self._spool, self._count)
 
     def _place(self, number: int) -> Path:
-        return self.folder / "inbox" / f"{number:012d}.safetensors"
+        return self.folder / "inbox" / f"{number:0{DIGITS}d}.safetensors"
 
     def _spool(self, number: int) -> None:
         if (message := self._wanted.get(number)) is not None:
@@ -119,7 +121,7 @@ class Store:
         found = []
         for path in (self.folder / "inbox").glob("*.partial"):
             path.unlink(missing_ok=True)
-        for path in sorted((self.folder / "inbox").glob("*.safetensors")):
+        for path in sorted((self.folder / "inbox").glob("[0-9]" * DIGITS + ".safetensors")):
             self._count = int(path.name.partition(".")[0])
             try:
                 message = Message(**state.read(path, find))
@@ -192,4 +194,7 @@ def _instance(path: Path) -> int:
     """Drawn once per folder, so that a device that comes back is told from a second one of the same name."""
     if not path.exists():
         state.replace(path, [memoryview(f"{secrets.randbits(63)}\n".encode())])
-    return int(path.read_text())
+    text = path.read_text().strip()
+    if not text.isdecimal():
+        raise UserError(f"{path} holds {text[:40]!r} instead of a number; move it away to join as another device")
+    return int(text)
