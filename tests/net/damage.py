@@ -28,26 +28,27 @@ def sealed(bodies: list[bytes]) -> list[bytes]:
 
 def damaged(frames: list[bytes], rng: np.random.Generator) -> list[bytes]:
     """The message with one to three things wrong; nine times in ten wrapped as if all were well."""
-    head, body = frames[0][4:], b"".join(frame[4:] for frame in frames[1:])
+    whole = head, body = frames[0][4:], b"".join(frame[4:] for frame in frames[1:])
     for _ in range(int(rng.integers(1, 4))):
-        kind = int(rng.integers(0, 6))
-        if kind == 0:
-            head = _flipped(head, rng)
-        elif kind == 1:
-            head = _other_header(head, rng)
-        elif kind == 2:
-            body = _flipped(body, rng)
-        elif kind == 3:
-            body = _other_table(body, rng)
-        elif kind == 4:
-            body = _resized(body, rng)
-        else:
-            body = _special(body, rng)
+        head, body = _hurt(head, body, rng)
+    while (head, body) == whole:
+        head, body = _hurt(head, body, rng)
     head = _announced(head, len(body))
     parts = [head, *(body[begin : begin + CHUNK] for begin in range(0, len(body), CHUNK))]
     if rng.random() < 0.9:
         return sealed(parts)
     return [bytes(rng.bytes(4)) + part for part in parts]
+
+
+def _hurt(head: bytes, body: bytes, rng: np.random.Generator) -> tuple[bytes, bytes]:
+    """One thing wrong, or once in a while none."""
+    kind = int(rng.integers(0, 6))
+    if kind == 0:
+        return _flipped(head, rng), body
+    if kind == 1:
+        return _other_header(head, rng), body
+    change = (_flipped, _other_table, _resized, _special)[kind - 2]
+    return head, change(body, rng)
 
 
 def _flipped(data: bytes, rng: np.random.Generator) -> bytes:
