@@ -153,12 +153,12 @@ def pruning(
 
 def wire(
     parameters: Annotated[int, typer.Option("--parameters", min=1, help="Of the models that are sent.")] = 5_000_000,
-    messages: Annotated[int, typer.Option("--messages", min=1, help="Sent in each turn.")] = 10,
+    messages: Annotated[int, typer.Option("--messages", min=1, help="Sent in each turn.")] = 20,
     small: Annotated[int, typer.Option("--small", min=1, help="Small messages sent in each turn.")] = 1000,
     large: Annotated[
         int, typer.Option("--large", min=0, help="Parameters of a model whose copies are counted; 0: none.")
     ] = 100_000_000,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns; the best counts.")] = 5,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Turns; rates are the best, ratios the median.")] = 5,
     out: Json = None,
 ) -> None:
     """Bytes and messages per second between two devices, beside bare gRPC and a bare socket."""
