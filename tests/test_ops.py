@@ -43,12 +43,12 @@ def test_slow_momentum_leaves_alone_what_is_pruned_and_forgets_its_velocity() ->
 
 
 def test_along_moves_parameters_by_the_update_and_statistics_by_the_own_weight() -> None:
-    """Two parameters, one statistic: a merge of (start, other) by (1/4, 3/4), and the update counted twice."""
+    """Two parameters, one statistic: a merge of (start, other) by (1/4, 3/4), and the update counted."""
     start, end, other = torch.tensor([1.0, 0.0, 4.0]), torch.tensor([2.0, -1.0, 8.0]), torch.tensor([5.0, 4.0, 0.0])
     weights = torch.tensor([0.25, 0.75])
     merged = weights[0] * start + weights[1] * other
-    jobs = [(merged, end, start, weights), (merged, start, start, weights), (merged, end, start, None)]
-    ((there,), (stays,), (sent,)) = Along(2.0, parameters=2).run(jobs)
+    jobs = [(merged, end, start, 2.0, weights), (merged, start, start, 3.0, weights), (merged, end, start, 0.5, None)]
+    ((there,), (stays,), (sent,)) = Along(parameters=2).run(jobs)
     assert there.tolist() == [4.0 + 2.0, 3.0 - 2.0, 0.25 * 8.0]
     assert stays.tolist() == merged.tolist()
-    assert sent.tolist() == [4.0 + 2.0, 3.0 - 2.0, 0.25 * 4.0]
+    assert sent.tolist() == [4.0 + 0.5, 3.0 - 0.5, 0.25 * 4.0]

@@ -49,23 +49,24 @@ class Step(Op):
 
 @dataclass(frozen=True)
 class Along(Op):
-    """Jobs are (vector, end, start, weights): the vector, moved by so many `times` the way from start to end.
+    """Jobs are (vector, end, start, times, weights): the vector, moved by so many times the way from start to end.
 
     Entries behind the first `parameters` are a state and no direction: they move by the first of the weights, which is
     what merging the end instead of the start would have done; without weights (None) they stay.
     """
 
-    times: float
     parameters: int
     outputs: ClassVar[int] = 1
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        vectors, ends, starts, weights = zip(*jobs, strict=True)
-        ways = torch._foreach_sub(ends, starts)
+        vectors, ends, starts, times, weights = zip(*jobs, strict=True)
+        ways = torch._foreach_mul(torch._foreach_sub(ends, starts), list(times))
+        moved = torch._foreach_add(vectors, ways)
         if self.parameters < vectors[0].shape[0]:
-            for way, weight in zip(ways, weights, strict=True):
-                way[self.parameters :] *= 0.0 if weight is None else weight[0] / self.times
-        return [(moved,) for moved in torch._foreach_add(vectors, ways, alpha=self.times)]
+            for job, result, weight in zip(jobs, moved, weights, strict=True):
+                vector, end, start = (part[self.parameters :] for part in job[:3])
+                result[self.parameters :] = vector if weight is None else vector + weight[0] * (end - start)
+        return [(result,) for result in moved]
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,16 @@ def test_the_own_update_counts_as_often_as_wished_at_home_and_in_what_is_sent(
         assert [run.device(k)[number].w for k in range(3)] == [pytest.approx(x) for x in kept]
 
 
+def test_steps_get_smaller_with_the_age_of_a_model() -> None:
+    """The first update, with nothing to merge, makes a model of age 1: with `settle = 4`, 4/5 of it count."""
+    run = plain("aedfl-dwu", settle=4.0, sent_step=1.0, sends=1)
+    for device, centre in enumerate(CENTRES):
+        first = mix([list(START), local(START, centre)], [1 / 5, 4 / 5])
+        assert run.device(device)[0].w == pytest.approx(first)
+    assert [Hyper(settle=4.0).rest(age) for age in (0.0, 4.0, 12.0)] == [1.0, 0.5, 0.25]
+    assert Hyper(settle=0.0).rest(100.0) == 1.0
+
+
 @pytest.mark.parametrize(("method", "sends", "each"), [("aedfl-dwu", 1, 1), ("aedfl-dwu", 6, 2), ("aedfl-0", 6, 1)])
 def test_a_model_goes_to_so_many_neighbours_with_dynamic_weights_and_else_to_one(
     method: str, sends: int, each: int

@@ -43,6 +43,7 @@ class Hyper:
 
     own_step: float = option(1.0, "times the own update goes into the merged model; 0: the paper's way, by its weight")
     sent_step: float = option(1.7, "the same for the model that is sent")
+    settle: float = option(0.0, "age of a model (see State.age) at which both steps are half as long; 0: never")
     sends: int = option(6, "neighbours, drawn at random, that get the model after a local update; the paper has 1")
     momentum: float = option(0.0, "slow momentum: share of the last merges' change that goes on; the paper has 0")
     quiet_lr: float = option(2.0, "the learning rate falls by this power of the updates since a model came; 0: never")
@@ -68,6 +69,10 @@ class Hyper:
     def moves(self) -> bool:
         """The own update is not weighed, but counts as such."""
         return self.weighting and self.own_step > 0
+
+    def rest(self, age: float) -> float:
+        """What is left of the steps at that age; what devices disagree on cancels out in smaller ones."""
+        return 1 / (1 + age / self.settle) if self.settle else 1.0
 
     @property
     def learns(self) -> bool:

@@ -151,7 +151,7 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
             metrics |= await prune(ctx, hyper, state, metrics["weights"])
         sent = state.model
         if hyper.moves and hyper.sent_step != hyper.own_step:
-            sent = await along(ctx, sent, start, trained, hyper.sent_step - hyper.own_step)
+            sent = await along(ctx, sent, start, trained, hyper.rest(state.age) * (hyper.sent_step - hyper.own_step))
         send(ctx, hyper, state, sent, loss)
         ctx.publish(state.model, loss=trained.loss, **metrics)
         ctx.save(vars(state))
@@ -251,7 +251,7 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
         await agree(ctx, state, [None if entry is None else entry.worth for entry in cached], weights)
     state.model = replace(trained.model, vector=vector)
     if hyper.moves:
-        state.model = await along(ctx, state.model, start, trained, hyper.own_step, weights)
+        state.model = await along(ctx, state.model, start, trained, hyper.rest(state.age) * hyper.own_step, weights)
     state.last = None
     if hyper.learns:
         state.last = Merged(vectors, masks, weights, vector, features, versions, choices)
@@ -274,7 +274,7 @@ async def along(
     """
     layout = ctx.task.layout
     (vector,) = await ctx.compute(
-        Along(times, layout.parameters), model.vector, trained.model.vector, start.vector, weights,
+        Along(layout.parameters), model.vector, trained.model.vector, start.vector, times, weights,
         flops=2.0 * layout.size, purpose="merging",
     )  # fmt: skip
     return replace(model, vector=vector)
