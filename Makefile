@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PRESET ?= digits
+METHOD ?= aedfl
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-slow lint clean
@@ -20,8 +21,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
-run: $(STAMP) ## Simulate the default preset; prints a table and writes runs/…/report.html
-	$(BIN)/aedfl run $(PRESET)
+run: $(STAMP) ## Simulate AEDFL on the default preset; prints a table and writes runs/…/report.html
+	$(BIN)/aedfl run $(PRESET) --method $(METHOD)
 
 lint: $(STAMP) ## Lint and check types
 	$(BIN)/ruff check src tests
