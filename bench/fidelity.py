@@ -15,7 +15,9 @@ import asyncio
 import csv
 import json
 import os
+import resource
 import tempfile
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -66,11 +68,13 @@ class Recorded:
     accuracy: float
     load: float
     """Of the machine when the run began: processes of others that wanted a core."""
+    others: float | None = None
+    """Cores that other processes, and other machines of the same host, used meanwhile."""
 
 
 def record(config: RunConfig, folder: Path) -> Recorded:
     """The real thing: every device a process on this machine, over mutual TLS."""
-    load = os.getloadavg()[0]
+    load, before = os.getloadavg()[0], _taken()
     local = Local(config, folder)
 
     async def carry_out() -> None:
@@ -85,7 +89,16 @@ def record(config: RunConfig, folder: Path) -> Recorded:
     summaries = [json.loads((place / "summary.json").read_text()) for place in folders]
     transfers = [seconds for summary in summaries for _, seconds in summary["transfers"]]
     rows = [list(read_rows(place / "updates.jsonl")) for place in folders]
-    return Recorded(config, rows, transfers, float(local.summary()["accuracy"]), load)
+    seconds, foreign = (after - then for after, then in zip(_taken(), before, strict=True))
+    return Recorded(config, rows, transfers, float(local.summary()["accuracy"]), load, foreign / seconds)
+
+
+def _taken() -> tuple[float, float]:
+    """Seconds that have passed, and seconds of cores that this program and its processes did not use themselves."""
+    user, nice, system, _idle, _waiting, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+    busy = (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
+    own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return time.monotonic(), busy - own
 
 
 def recorded(config: RunConfig, folder: Path | None) -> Recorded:
@@ -99,8 +112,8 @@ def recorded(config: RunConfig, folder: Path | None) -> Recorded:
         path.parent.mkdir(parents=True, exist_ok=True)
         keys = ("time", "start", "flops", "merged")
         rows = [[{key: row[key] for key in keys if key in row} for row in device] for device in run.rows]
-        content = {"rows": rows, "transfers": run.transfers, "accuracy": run.accuracy, "load": run.load}
-        path.write_text(json.dumps(content))
+        content = {"rows": rows, "transfers": run.transfers, "accuracy": run.accuracy}
+        path.write_text(json.dumps(content | {"load": run.load, "others": run.others}))
     return run
 
 
@@ -178,8 +191,8 @@ def compare(run: Recorded, speeds: Speeds) -> dict[str, Any]:
     real = figures(run.rows, run.accuracy)
     difference = {key: (simulated[key] - real[key]) / real[key] if real[key] else 0.0 for key in KEYS}
     return {
-        "seed": run.config.seed, "load_before": run.load, "own_speeds": asdict(measure(run)), "real": real,
-        "simulated": simulated, "relative_difference": difference,
+        "seed": run.config.seed, "load_before": run.load, "cores_of_others": run.others,
+        "own_speeds": asdict(measure(run)), "real": real, "simulated": simulated, "relative_difference": difference,
     }  # fmt: skip
 
 
