@@ -63,6 +63,11 @@ def share(thing: Any) -> bool:
     return plain is not None and 0.0 <= plain <= 1.0
 
 
+def portion(thing: Any) -> bool:
+    """A plain share above 0: of work to do."""
+    return positive(thing) and thing <= 1.0
+
+
 def counts(thing: Any) -> bool:
     """Plain numbers from 0 on, one after the other: labels, for example."""
     return isinstance(thing, tuple) and all(amount(part) for part in thing)
@@ -90,6 +95,8 @@ class Form:
     fields: Mapping[str, Check] = field(default_factory=dict)
     model: bool | None = True
     """None: with or without."""
+    masked: bool = False
+    """A model without a mask is refused."""
     by_server: bool = False
     optional: Mapping[str, Check] = field(default_factory=dict)
 
@@ -104,6 +111,8 @@ class Form:
             return f"only {'the server' if self.by_server else 'a device'} may send it"
         if self.model is not None and (message.model is not None) != self.model:
             return "its model is missing" if self.model else "it must not carry a model"
+        if self.masked and message.model is not None and message.model.mask is None:
+            return "its model has no mask"
         allowed = {**self.fields, **self.optional}
         if missing := self.fields.keys() - message.fields.keys():
             return f"field {min(missing)!r} is missing"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
 from aedfl.algorithms import METHODS
+from aedfl.algorithms._server import Desk, Order
 from aedfl.context import SERVER, Message, Model, Size
 from aedfl.errors import PeerError
 from aedfl.graph import Value
@@ -65,7 +68,8 @@ def example(check: Any) -> Any:
 
 def good(kind: str, name: str) -> Message:
     form = METHODS[name].messages[kind]
-    model = None if form.model is False else Model(Value(torch.ones(6)), Size(6, 1.0))
+    mask = Value(torch.ones(6, dtype=torch.bool)) if form.masked else None
+    model = None if form.model is False else Model(Value(torch.ones(6)), Size(6, 1.0), mask)
     fields = {field: example(check) for field, check in form.fields.items()}
     return Message(SERVER if form.by_server else 3, kind, model, fields)
 
@@ -95,6 +99,8 @@ def test_what_a_program_could_not_read_is_refused(name: str, kind: str) -> None:
         wrong = ("many", -1, 10**17, None, *shapes, Value(torch.tensor(-1.0)), ("a",))
         bad += [changed(whole, fields={**rest, field: thing}) for thing in wrong]
     form = METHODS[name].messages[kind]
+    if form.masked:
+        bad.append(changed(whole, model=Model(Value(torch.ones(6)), Size(6, 1.0))))
     if form.model is not None:
         bad.append(changed(whole, model=None if form.model else Model(Value(torch.ones(6)), Size(6, 1.0))))
     for message in bad:
@@ -153,3 +159,17 @@ def test_a_vector_is_charged_by_its_length(monkeypatch: pytest.MonkeyPatch) -> N
         play(name, [(0.0, 0.0)] * 4, task=(task, rows), plan=Plan(2, 6, 0.05), updates=1)
     plain = 256 + 4 * (4 * 7 + 8 * 2) + 4 * 16
     assert set(counts) == {(4, plain), (5, plain + 16 + 4 * 7)}
+
+
+def test_a_client_with_nothing_but_outdated_updates_does_not_end_the_server() -> None:
+    """They are dropped one after the other, however many they are; the next that fits is found behind them."""
+    model = Model(Value(torch.ones(6)), Size(6, 1.0))
+    outdated = [Message(1, "update", model, {"version": 7, "samples": 3})] * 5000
+    waiting = [*outdated, Message(1, "update", model, {"version": 0, "samples": 4})]
+
+    async def wait(_: float) -> Message:
+        return waiting.pop(0)
+
+    desk = Desk(cast(Any, SimpleNamespace(wait=wait, now=0.0)), model, orders={1: Order(0, model, 0.0)})
+    arrived = asyncio.run(desk.arrival())
+    assert arrived is not None and arrived[1] is not None and arrived[1].samples == 4 and not waiting

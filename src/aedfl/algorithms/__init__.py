@@ -53,7 +53,6 @@ def _from_file(path: Path) -> Method:
         raise UserError(f"method file {path} does not exist")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     method = getattr(module, "METHOD", None)
     if not isinstance(method, Method):

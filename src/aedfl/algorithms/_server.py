@@ -143,13 +143,14 @@ class Desk:
 
         What was made from an order that has been replaced is dropped; its maker finds the newer order.
         """
-        message = await self.ctx.wait(min(ASK, max(0.0, until - self.ctx.now)))
-        if message is None:
-            return None
-        client, given = message.source, message.fields
-        order = self.orders.get(client)
-        if order and message.model and given["version"] != order.version:
-            return await self.arrival(until)
+        while True:
+            message = await self.ctx.wait(min(ASK, max(0.0, until - self.ctx.now)))
+            if message is None:
+                return None
+            client, given = message.source, message.fields
+            order = self.orders.get(client)
+            if order is None or message.model is None or given["version"] == order.version:
+                break
         self.orders.pop(client, None)
         self.idle.add(client)
         self.samples[client] = given["samples"]

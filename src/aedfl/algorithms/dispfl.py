@@ -33,6 +33,9 @@ from ..rules.merge import weighted_mean
 from ..task import Task
 from ._server import PATIENCE, SPREAD
 
+WAITING = 4
+"""Models of later rounds that are kept of a neighbour; one that keeps the rounds is never that far ahead."""
+
 
 @dataclass(frozen=True)
 class Hyper:
@@ -190,7 +193,9 @@ class Peers:
             if message is None:
                 self.silent |= missing
             else:
-                self.queues.setdefault(message.source, []).append(message)
+                queue = self.queues.setdefault(message.source, [])
+                queue.append(message)
+                del queue[:-WAITING]
                 self.silent.discard(message.source)
         if self.ctx.now < limit:
             self.longest = max(self.longest, self.ctx.now - began)
@@ -207,5 +212,5 @@ class Peers:
 
 METHOD = Method(
     "dispfl", "synchronous averaging of sparse models", Hyper(), device, paper="Dai et al., ICML 2022",
-    messages={"model": forms.Form({"round": forms.count})},
+    messages={"model": forms.Form({"round": forms.count}, masked=True)},
 )  # fmt: skip

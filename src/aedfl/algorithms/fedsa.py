@@ -91,6 +91,6 @@ METHOD = Method(
     "fedsa", "asynchronous mixing by staleness, in two stages", Hyper(), client, server, "Chen, Mao, Ma, FGCS 2021",
     messages={
         **MESSAGES, "update": forms.Form({**MESSAGES["update"].fields, "loss": forms.loss}),
-        "order": forms.Form(MESSAGES["order"].fields, by_server=True, optional={"effort": forms.share}),
+        "order": forms.Form(MESSAGES["order"].fields, by_server=True, optional={"effort": forms.portion}),
     },
 )  # fmt: skip
