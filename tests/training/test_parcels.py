@@ -29,6 +29,7 @@ def test_a_costly_job_has_a_part_of_its_own() -> None:
     assert split([1.0, 1.0, 9.0, 1.0], 2) == [[2], [0, 1, 3]]
     assert split([2.0, 2.0, 2.0], 5) == [[0], [1], [2]]
     assert split([], 3) == []
+    assert split([0.0, 0.0, 0.0], 2) == [[0, 2], [1]]
 
 
 def test_what_is_unpacked_is_what_was_packed() -> None:

@@ -27,12 +27,12 @@ def split(costs: Sequence[float], parts: int) -> list[list[int]]:
 
     The costliest job goes first, each to the part that has least so far. Follows from the costs alone.
     """
-    loads = [(0.0, part) for part in range(min(parts, len(costs)))]
+    loads = [(0.0, 0, part) for part in range(min(parts, len(costs)))]
     shares: list[list[int]] = [[] for _ in loads]
     for number in sorted(range(len(costs)), key=lambda n: (-costs[n], n)):
-        load, part = heappop(loads)
+        load, jobs, part = heappop(loads)
         shares[part].append(number)
-        heappush(loads, (load + costs[number], part))
+        heappush(loads, (load + costs[number], jobs + 1, part))
     return [sorted(share) for share in shares]
 
 
