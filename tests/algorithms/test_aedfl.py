@@ -12,7 +12,8 @@ import pytest
 from aedfl import costs
 from aedfl.algorithms import get
 from aedfl.algorithms._options import Hyper
-from aedfl.algorithms.aedfl import VARIANTS, State, plan
+from aedfl.algorithms._state import State
+from aedfl.algorithms.aedfl import VARIANTS, plan
 from aedfl.context import Context
 from aedfl.experiment.config import load
 from aedfl.experiment.progress import Silent

@@ -180,7 +180,7 @@ def test_kill_9_leaves_a_whole_state(tmp_path: Path) -> None:
 
 
 def test_any_state_of_a_program_can_be_kept(tmp_path: Path) -> None:
-    from aedfl.algorithms.aedfl import Cached
+    from aedfl.algorithms._state import Cached
 
     vector = Value(torch.arange(5.0))
     model = Model(vector, Size(5, 2.0), Value(torch.tensor([True, False, True, True, True])))

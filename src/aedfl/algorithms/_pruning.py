@@ -15,7 +15,8 @@ from ..graph import Job, Op, Value
 from ..sparsity import ChannelGroups
 from ..task import Task
 from ._options import Hyper
-from .aedfl import State, local_updates, take_out
+from ._state import State
+from .aedfl import local_updates, take_out
 
 GROUND = Hyper(selection=False, weighting=False, pruning=False)
 """AEDFL-0."""

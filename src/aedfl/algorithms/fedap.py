@@ -34,7 +34,8 @@ from ..sparsity.rate import gap_rate, lipschitz
 from ..task import Task
 from ..training.plan import Indices
 from ._pruning import Cut, cut, lowest_go, outcome, prune_once
-from .aedfl import MESSAGES, State
+from ._state import State
+from .aedfl import MESSAGES
 from .hrank import batches, rank_flops, ranks_of
 
 

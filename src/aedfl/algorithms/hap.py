@@ -22,7 +22,8 @@ from ..sparsity.objective import flat_loss
 from ..sparsity.select import prune
 from ..training.plan import Indices
 from ._pruning import Cut, cut, outcome, prune_once
-from .aedfl import MESSAGES, State
+from ._state import State
+from .aedfl import MESSAGES
 
 
 @dataclass(frozen=True)

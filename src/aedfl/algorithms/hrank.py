@@ -20,7 +20,8 @@ from ..sparsity.scores import feature_ranks
 from ..task import Task
 from ..training.plan import Indices
 from ._pruning import Cut, cut, lowest_go, outcome, prune_once
-from .aedfl import MESSAGES, State
+from ._state import State
+from .aedfl import MESSAGES
 
 
 @dataclass(frozen=True)
