@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aedfl.training.choice import Shape
+from aedfl.training.choice import BANDS, Shape
+from training.convolutions import FOR_BANDS, errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -35,7 +36,7 @@ CONVOLUTIONS = {
 }
 TIMED = Path(__file__).parents[2] / "results" / "bench" / "conv-choice.json"
 SIZES = list(dict.fromkeys(json.dumps(row["shape"]) for row in json.loads(TIMED.read_text())["passes"]))
-"""Shapes whose rules and tiles were chosen by measurement, in TF32."""
+"""Shapes whose rules and tiles were chosen by measurement."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,11 @@ def test_convolution_in_tf32_with_the_tiles_chosen_for_it(sizes: str, monkeypatc
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     given: list[Any] = [tuple(size) if isinstance(size, list) else size for size in json.loads(sizes)]
     assert_convolves(replace(Shape(*given), batch=4), True, tolerance=4e-3)
+
+
+@pytest.mark.parametrize("case", FOR_BANDS)
+def test_rows_times_banded_matrices(case: str) -> None:
+    assert max(errors(FOR_BANDS[case], BANDS, "cuda").values()) <= 2e-6
 
 
 @pytest.mark.parametrize("own", [{"forward"}, {"by_input"}, {"by_weight"}, set()], ids=str)

@@ -13,6 +13,8 @@ Pass = Literal["forward", "by_input", "by_weight"]
 Precision = Literal["fp32", "tf32", "bf16"]
 ALL: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
 TF32: tuple[Precision, ...] = ("tf32",)
+BF16: tuple[Precision, ...] = ("bf16",)
+SHORT: tuple[Precision, ...] = ("tf32", "bf16")
 ANY = 1 << 30
 
 
@@ -58,11 +60,25 @@ class Tiles(NamedTuple):
     """Loads under way at once."""
 
 
+class Bands(NamedTuple):
+    """The pieces in which image rows are multiplied with banded matrices."""
+
+    rows: int
+    patch: int
+    """Numbers of a row that a program takes at once."""
+    columns: int
+    """Numbers of a row of the result that it makes."""
+    warps: int
+    stages: int = 3
+
+
 class Rule(NamedTuple):
     """Tiles for convolutions of a kind, up to a size; None leaves them to the library."""
 
-    tiles: Tiles | None
+    tiles: Tiles | Bands | None
     kernel: tuple[int, int] | None = None
+    line: bool | None = None
+    """A kernel over a line, wider than 1, or not."""
     strided: bool | None = None
     equal: bool | None = None
     """As many filters as channels, or not."""
@@ -72,19 +88,21 @@ class Rule(NamedTuple):
     product: int = ANY
     """Channels times filters."""
     pixels: int = ANY
-    """Height times width of the input."""
+    """Of the input, were it as high and wide as its longer side: banded matrices grow with the square of it."""
     models: int = ANY
     precisions: tuple[Precision, ...] = ALL
 
     def fits(self, shape: Shape, precision: Precision) -> bool:
         kind = self.kernel in (None, shape.kernel) and self.strided in (None, shape.stride != (1, 1))
         wide = shape.channels * shape.filters <= self.product and shape.filters <= self.filters
-        small = shape.height * shape.width <= self.pixels and shape.models <= self.models
+        small = max(shape.height, shape.width) ** 2 <= self.pixels and shape.models <= self.models
         kind = kind and self.equal in (None, shape.channels == shape.filters)
+        kind = kind and self.line in (None, shape.kernel[0] == 1 < shape.kernel[1])
         return kind and wide and small and shape.channels >= self.least and precision in self.precisions
 
 
 POINT, SQUARE, LARGE = (1, 1), (3, 3), (5, 5)
+BANDS = Bands(32, 32, 128, warps=4)
 SMALL = 32 * 32
 """Up to this product of channels and filters the kernels of our own take what was not measured."""
 RULES: dict[Pass, tuple[Rule, ...]] = {
@@ -93,26 +111,35 @@ RULES: dict[Pass, tuple[Rule, ...]] = {
         Rule(None, SQUARE, strided=False, least=16, product=16 * 16, models=50, precisions=TF32),
         Rule(Tiles(64, 32, warps=4, stages=1), SQUARE, strided=False, least=16, product=16 * 16, precisions=TF32),
         Rule(Tiles(128, 32, warps=4), SQUARE, strided=False, least=64, product=64 * 64, pixels=8 * 8, precisions=TF32),
-        Rule(None, SQUARE, strided=False, equal=True, least=16, precisions=TF32),
-        Rule(Tiles(128, 32, warps=4), SQUARE, strided=True, product=32 * 64, precisions=TF32),
+        Rule(None, SQUARE, strided=False, equal=True, least=16, precisions=SHORT),
+        Rule(Tiles(128, 32, warps=4), SQUARE, strided=True, product=32 * 64, precisions=SHORT),
         Rule(Tiles(128, 32, warps=4), SQUARE, product=SMALL, precisions=TF32),
+        Rule(BANDS, LARGE, strided=False, least=3, filters=8, product=6 * 16, pixels=32 * 32, precisions=TF32),
         Rule(Tiles(64, 32, warps=2, stages=1), LARGE, filters=16, product=SMALL, precisions=TF32),
+        Rule(Tiles(64, 32, warps=2, stages=1), line=True, product=64 * 64, precisions=TF32),
         Rule(Tiles(64, 32, warps=2), filters=16, product=SMALL),
         Rule(Tiles(64, 32, warps=4), product=SMALL),
     ),
     "by_input": (
+        Rule(Tiles(128, 32, warps=4), POINT, product=16 * 32, precisions=TF32),
+        Rule(Tiles(256, 32, warps=4, stages=2), POINT, product=16 * 32, precisions=BF16),
         Rule(Tiles(64, 32, warps=4), POINT),
-        Rule(None, SQUARE, equal=True, least=16, precisions=TF32),
-        Rule(None, SQUARE, strided=True, least=16, precisions=TF32),
-        Rule(Tiles(64, 32, warps=2, stages=1), LARGE, product=SMALL, precisions=TF32),
+        Rule(Tiles(256, 16, warps=8), SQUARE, strided=False, least=32, product=32 * 64, precisions=SHORT),
+        Rule(None, SQUARE, equal=True, least=16, precisions=SHORT),
+        Rule(None, SQUARE, strided=True, least=16, precisions=SHORT),
+        Rule(Tiles(256, 32, warps=4, stages=2), SQUARE, least=16, product=SMALL, precisions=BF16),
+        Rule(BANDS, LARGE, strided=False, product=6 * 16, pixels=16 * 16, precisions=TF32),
+        Rule(Tiles(64, 32, warps=2, stages=1), line=True, product=64 * 64, precisions=TF32),
+        Rule(Tiles(64, 32, warps=2, stages=1), product=SMALL, precisions=TF32),
         Rule(Tiles(64, 32, warps=4), product=SMALL),
     ),
     "by_weight": (
         Rule(Tiles(32, 128, warps=4), POINT),
-        Rule(None, SQUARE, strided=False, equal=True, least=16, precisions=TF32),
+        Rule(None, SQUARE, strided=False, equal=True, least=16, precisions=SHORT),
         Rule(Tiles(64, 64, warps=4), SQUARE, strided=True, least=16, filters=32, product=SMALL, precisions=TF32),
-        Rule(Tiles(32, 64, warps=4, stages=2), SQUARE, strided=True, least=16, product=32 * 64, precisions=TF32),
+        Rule(Tiles(32, 64, warps=4, stages=2), SQUARE, strided=True, least=16, product=32 * 64, precisions=SHORT),
         Rule(Tiles(32, 64, warps=2), LARGE, least=6, filters=16, product=SMALL, precisions=TF32),
+        Rule(Tiles(32, 128, warps=4), line=True, product=64 * 64, precisions=TF32),
         Rule(Tiles(32, 128, warps=2), filters=16, product=SMALL),
         Rule(Tiles(32, 128, warps=4), product=SMALL),
     ),
@@ -120,14 +147,13 @@ RULES: dict[Pass, tuple[Rule, ...]] = {
 """The first that fits counts; what fits none is the library's.
 
 In full precision the library takes 25 times as long as the kernels of our own (5,306 µs against 200, 32 to 32 channels
-at 16x16), and bf16 was not measured: both keep to sizes alone, but for 1x1, where the library goes model by model.
-Gradients by the input of a 5x5 kernel stay with ours though the library won at 14x14 (611 µs against 734 with 100
-models): at 12x12 it and its turning of images were more than half of a step. As many filters as channels is what the
-library is good at; with twice as many (VGG-9) it halved the speed of a step.
-Forward, 16 to 16 channels: the library wins with 20 models, ours with 100; 50 lies between them.
+at 16x16), so that it keeps to sizes alone; so does bf16 where it was not measured, but for 1x1, where the library goes
+model by model. As many filters as channels is what the library is good at; with twice as many (VGG-9) it halved the
+speed of a step. Forward, 16 to 16 channels: the library wins with 20 models, ours with 100; 50 lies between them.
+Forward in bf16 was measured for the library only: ours is taken where its time in TF32 is no longer than that.
 """
 
 
-def choose(which: Pass, shape: Shape, precision: Precision) -> Tiles | None:
+def choose(which: Pass, shape: Shape, precision: Precision) -> Tiles | Bands | None:
     """The tiles of our own kernel, or None where the library is to compute this pass."""
     return next((rule.tiles for rule in RULES[which] if rule.fits(shape, precision)), None)

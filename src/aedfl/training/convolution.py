@@ -1,8 +1,9 @@
 """The convolution of N small models at once as GPU kernels, written in Triton.
 
 Libraries run a grouped convolution of a few channels model by model, or turn it round in memory first. Here it is one
-product of matrices per model, whose operand (the image patches) is gathered on the way and never stored. Where the
-library is faster all the same (see `choice`), it takes over, pass by pass.
+product of matrices per model, whose operand (the image patches) is gathered on the way and never stored; or, over
+narrow images, of whole rows with banded matrices (`bands`). Where the library is faster all the same (see `choice`), it
+takes over, pass by pass.
 """
 
 # The arguments of a kernel are pointers and numbers of the GPU; they have no types here.
@@ -19,7 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from .choice import Precision, Shape, Tiles, choose
+from . import bands
+from .choice import Bands, Precision, Shape, Tiles, choose
 
 PROGRAMS = 1056
 """Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
@@ -66,9 +68,13 @@ def _input_gradient(
     g, w, dx, models, positions, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    CB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
+    CB: tl.constexpr, MB: tl.constexpr, FB: tl.constexpr, FS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dx[c, m] = sum over k of w[k, c] g[k, m]: m a position of the input, k = (filter, row, column) of the kernel."""
+    """dx[c, m] = sum over f and t of w[f, c, t] g[f, m - t]: m a position of the input, t one of the kernel.
+
+    One position of the kernel after the other: where its slopes lie, and whether they are there, is the same for all
+    filters.
+    """
     model = tl.program_id(1)
     ch = tl.program_id(2) * CB + tl.arange(0, CB)
     m = tl.program_id(0) * MB + tl.arange(0, MB)
@@ -76,18 +82,18 @@ def _input_gradient(
     row, column = place // W + top, place % W + left
     start = (sample * models + model) * (F * OH * OW)
     total = tl.zeros((CB, MB), tl.float32)
-    for k0 in range(0, F * KH * KW, KB):
-        k = k0 + tl.arange(0, KB)
-        filter, inside = k // (KH * KW), k % (KH * KW)
-        r, c = row[None, :] - (inside // KW)[:, None], column[None, :] - (inside % KW)[:, None]
-        there = (k < F * KH * KW)[:, None] & (m < positions)[None, :] & (r >= 0) & (c >= 0)
+    for i in range(0, KH * KW * FS):
+        t, f = i // FS, i % FS * FB + tl.arange(0, FB)
+        r, c = row - t // KW, column - t % KW
+        there = (m < positions) & (r >= 0) & (c >= 0)
         if SH * SW > 1:
             there &= (r % SH == 0) & (c % SW == 0)
             r, c = r // SH, c // SW
         there &= (r < OH) & (c < OW)
-        slope = tl.load(g + start[None, :] + (filter * (OH * OW))[:, None] + r * OW + c, there, 0.0)
-        known = (ch < C)[:, None] & (k < F * KH * KW)[None, :]
-        offset = (model * F + filter)[None, :] * (C * KH * KW) + ch[:, None] * (KH * KW) + inside[None, :]
+        at = start + r * OW + c
+        slope = tl.load(g + at[None, :] + (f * (OH * OW))[:, None], there[None, :] & (f < F)[:, None], 0.0)
+        known = (ch < C)[:, None] & (f < F)[None, :]
+        offset = (model * F + f)[None, :] * (C * KH * KW) + ch[:, None] * (KH * KW) + t
         weight = tl.load(w + offset, known, 0.0)
         total = tl.dot(weight.to(slope.dtype), slope, total, input_precision=PRECISION)
     target = dx + ((sample * models + model) * C)[None, :] * (H * W) + ch[:, None] * (H * W) + place[None, :]
@@ -148,7 +154,9 @@ def _block(size: int, most: int) -> int:
     return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
-def forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles) -> Tensor:
+def forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles | Bands) -> Tensor:
+    if isinstance(tiles, Bands):
+        return bands.forward(shape, x, weight, bias, tiles, _dot())
     oh, ow = shape.out
     y = x.new_empty(shape.batch, shape.models * shape.filters, oh, ow)
     positions, block = shape.batch * oh * ow, _block(shape.filters, 64)
@@ -160,13 +168,17 @@ def forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles:
     return y
 
 
-def by_input(shape: Shape, g: Tensor, weight: Tensor, tiles: Tiles) -> Tensor:
+def by_input(shape: Shape, g: Tensor, weight: Tensor, tiles: Tiles | Bands) -> Tensor:
+    if isinstance(tiles, Bands):
+        return bands.by_input(shape, g, weight, tiles, _dot())
     dx = g.new_empty(shape.batch, shape.models * shape.channels, shape.height, shape.width)
     positions, block = shape.batch * shape.height * shape.width, _block(shape.channels, 64)
+    filters = _block(shape.filters, tiles.patch)
     grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.channels, block))
     _input_gradient[grid](
         g, weight, dx, shape.models, positions, *shape.padding, **shape.sizes,
-        CB=block, MB=tiles.positions, KB=tiles.patch, PRECISION=_dot(), num_warps=tiles.warps, num_stages=tiles.stages,
+        CB=block, MB=tiles.positions, FB=filters, FS=triton.cdiv(shape.filters, filters), PRECISION=_dot(),
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return dx
 
@@ -232,6 +244,7 @@ class _Conv(torch.autograd.Function):
         if wants_input and input_tiles is not None:
             dx = by_input(shape, g, weight, input_tiles)
         if weight_tiles is not None:
+            assert isinstance(weight_tiles, Tiles), "no rule has bands for it"
             dw, db = by_weight(shape, x, g, biased, weight_tiles)
         assert dw is not None
         return dx, dw.view_as(weight), None if db is None else db.view(ctx.bias), None

@@ -209,13 +209,10 @@ def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act
 
 def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
     rows = x.as_rows()
-    flat = rows.flatten(1, -2)
-    product = (
-        torch.bmm(flat, weight.transpose(1, 2))
-        if bias is None
-        else torch.baddbmm(bias.unsqueeze(1), flat, weight.transpose(1, 2))
-    )
-    return x.to_rows(product.view(*rows.shape[:-1], -1))
+    columns = rows.flatten(1, -2).transpose(1, 2)
+    # Weights on the left: their gradient then lies in memory as they do, and all are updated by one kernel.
+    product = torch.bmm(weight, columns) if bias is None else torch.baddbmm(bias.unsqueeze(2), weight, columns)
+    return x.to_rows(product.transpose(1, 2).view(*rows.shape[:-1], -1))
 
 
 def _kernel_norm(layer: Any, weight: Tensor, bias: Tensor, x: Act, relu: bool) -> Act:

@@ -1,0 +1,34 @@
+"""The convolution kernels without a GPU: Triton's interpreter runs them on the CPU, where Triton is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from training import convolutions
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+
+
+def test_kernels_equal_double_precision() -> None:
+    """In a process of its own: Triton looks for the interpreter when it is imported."""
+    script = str(Path(convolutions.__file__))
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        [sys.executable, script],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == len(convolutions.FOR_BANDS) + len(convolutions.FOR_TILES)
+    wrong = {(case, which): error for case, passes in found.items() for which, error in passes.items() if error > 2e-6}
+    assert not wrong
