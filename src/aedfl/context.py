@@ -132,8 +132,11 @@ class Context(ABC):
         """The model that every device starts from; the same on all."""
 
     @abstractmethod
-    def plan(self) -> Plan:
-        """The run's settings for local training, with the learning rate of the current update."""
+    def plan(self, done: float | None = None) -> Plan:
+        """The run's settings for local training, with the learning rate after that many local updates.
+
+        By default those published so far; a program that publishes more often than that counts in parts.
+        """
 
     @abstractmethod
     def random(self, purpose: str) -> np.random.Generator:

@@ -171,9 +171,28 @@ def test_a_device_that_waits_for_news_trains_less_and_merges_more_often() -> Non
 )
 def test_the_learning_rate_falls_while_nothing_comes(hyper: Hyper, age: float, quiet: int, divisor: float) -> None:
     given = Plan(lr=0.3, epochs=2, batch_size=50)  # 20 steps on 500 samples
-    ctx = cast(Context, SimpleNamespace(plan=lambda: given, samples=500))
+    ctx = cast(Context, SimpleNamespace(plan=lambda done=0: given, samples=500, update=0))
     state = cast(State, SimpleNamespace(age=age, quiet=quiet))
     assert plan(ctx, hyper, state).lr == pytest.approx(0.3 / divisor)
+
+
+@pytest.mark.parametrize(
+    ("method", "exchange", "share"),
+    [("aedfl-dwu", 1, 0.25), ("aedfl-dwu", 2, 0.5), ("aedfl-dwu", 0, 1.0), ("aedfl-dwu", 9, 1.0), ("aedfl-0", 1, 1.0)],
+)
+def test_a_local_update_is_shared_out_between_exchanges(method: str, exchange: int, share: float) -> None:
+    """As much is trained in the same time, and the learning rate falls as fast, whatever the number of merges."""
+    four = ("training.epochs=4", "training.lr_decay=0.01", "stop.virtual_seconds=90", "hyper.quiet_lr=0")
+    run = finished(method, *four, f"hyper.exchange={exchange}", "fleet.fastest=3", "fleet.slowest=3")
+    whole = finished(method, *four, "hyper.exchange=0", "fleet.fastest=3", "fleet.slowest=3")
+    assert run.sim.samples == pytest.approx(whole.sim.samples, rel=0.05)
+    assert run.sim.updates == pytest.approx(whole.sim.updates / share, rel=0.05)
+    context, other = run.sim.contexts[0], whole.sim.contexts[0]
+    hyper, state = run.sim.hyper, cast(State, SimpleNamespace(age=9.0, quiet=0))
+    asked = plan(context, hyper, state)
+    assert asked.epochs == 4 * share
+    assert asked.lr == pytest.approx(other.plan(context.update * share).lr)
+    assert asked.lr < context.plan(0).lr
 
 
 CENTRES: list[Point] = [(1.0, 0.0), (0.0, 2.0), (-4.0, 8.0)]

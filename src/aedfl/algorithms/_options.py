@@ -41,6 +41,7 @@ class Hyper:
     own_power: float = option(0.5, "exponent of the own model's age in its weight; the paper's is 1/2")
     loss_power: float = option(0.0, "a model's weight is divided by this power of its loss; the paper's is 1")
 
+    exchange: int = option(1, "epochs after which models are merged and sent; 0: all of a local update, as the paper")
     own_step: float = option(1.0, "times the own update goes into the merged model; 0: the paper's way, by its weight")
     sent_step: float = option(1.7, "the same for the model that is sent")
     settle: float = option(0.0, "age of a model (see State.age) at which both steps are half as long; 0: never")

@@ -91,11 +91,18 @@ def plan(ctx: Context, hyper: Hyper, state: State) -> Plan:
 
     Not at first: as long as all learn the same, what a fast device finds alone is what the others need.
     """
-    given = ctx.plan()
+    share = part(ctx, hyper)
+    given = ctx.plan(ctx.update * share)
     steps = state.age * given.steps(ctx.samples)
     power = hyper.quiet_lr * (min(1.0, steps / hyper.quiet_after) if hyper.quiet_after else 1.0) * hyper.weighting
     lr = given.lr / (1 + state.quiet) ** power
-    return replace(given, lr=lr, probe=hyper.learns or hyper.pruning)
+    return replace(given, epochs=round(share * given.epochs), lr=lr, probe=hyper.learns or hyper.pruning)
+
+
+def part(ctx: Context, hyper: Hyper) -> float:
+    """The share of a local update after which models are exchanged."""
+    epochs = ctx.plan().epochs
+    return min(hyper.exchange or epochs, epochs) / epochs if hyper.weighting else 1.0
 
 
 async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None:
@@ -117,7 +124,7 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
             cast(Model, message.model), given["loss"], given["samples"], given["rate"], given.get("worth"),
             ctx.update, state.versions[source],
         )  # fmt: skip
-    state.age = sum(ages) / len(ages) + 1
+    state.age = sum(ages) / len(ages) + part(ctx, hyper)
 
 
 async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> None:

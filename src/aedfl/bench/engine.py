@@ -67,6 +67,8 @@ class Options:
     samples: int = 0
     """Of each device of the fleet."""
     epochs: int = 4
+    exchange: int = 0
+    """Epochs after which the method exchanges models; 0: after a whole local update, as in the paper."""
     steps: int = 0
     """Of the bare training."""
     seconds: float = 20.0
@@ -159,7 +161,7 @@ def _config(name: str, options: Options, virtual_seconds: float, seed: int) -> R
         None,
         (),
         method="aedfl",
-        hyper={"pruning": False},
+        hyper={"pruning": False, "exchange": options.exchange},
         seed=seed,
         devices=DEVICES,
         data={"name": "own"},

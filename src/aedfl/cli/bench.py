@@ -43,6 +43,9 @@ def engine(
         int, typer.Option("--samples", min=0, help="Of each device; 0: as the real data set on a GPU, 200 on a CPU.")
     ] = 0,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Of a local update.")] = 4,
+    exchange: Annotated[
+        int, typer.Option("--exchange", min=0, help="Epochs between two exchanges of models; 0: a whole local update.")
+    ] = 0,
     steps: Annotated[
         int, typer.Option("--steps", min=0, help="Of the bare training; 0: 400 on a GPU, 4 on a CPU.")
     ] = 0,
@@ -62,8 +65,9 @@ def engine(
     from ..bench import engine as bench
 
     options = bench.Options(
-        device, _names(models), _numbers("--jobs", jobs), bf16, trainer, samples, epochs, steps, seconds, runs, repeats
-    )
+        device, _names(models), _numbers("--jobs", jobs), bf16, trainer, samples, epochs, exchange, steps, seconds,
+        runs, repeats,
+    )  # fmt: skip
     with _telling() as tell:
         found = bench.measure(options, tell)
     _show(found, bench.table(found), out)

@@ -141,9 +141,9 @@ class NetContext(Context):
     def initial(self) -> Model:
         return self._start
 
-    def plan(self) -> Plan:
+    def plan(self, done: float | None = None) -> Plan:
         plan = self.part.plan
-        return replace(plan, lr=plan.lr * (1.0 - self.part.lr_decay) ** self.update)
+        return replace(plan, lr=plan.lr * (1.0 - self.part.lr_decay) ** (self.update if done is None else done))
 
     def random(self, purpose: str) -> np.random.Generator:
         return generator(self.part.seed, self.index, self.update, "program", purpose)

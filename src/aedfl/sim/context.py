@@ -85,8 +85,8 @@ class SimContext(Context):
     def initial(self) -> Model:
         return self.sim.start
 
-    def plan(self) -> Plan:
-        return self.sim.plan_at(self.update)
+    def plan(self, done: float | None = None) -> Plan:
+        return self.sim.plan_at(self.update if done is None else done)
 
     def random(self, purpose: str) -> np.random.Generator:
         return generator(self.sim.seed, self.index, self.update, "program", purpose)

@@ -84,7 +84,7 @@ class Simulation:
         self.method, self.hyper, self.task, self.trainer = method, hyper, task, trainer
         self.topology, self.seed, self.stop = topology, seed, stop
         self.plan, self.lr_decay = plan, lr_decay
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[float, Plan] = {}
         self.network = Network(links, seed)
         self.work = Work(queue, lookahead)
         self.journal = Journal()
@@ -147,7 +147,7 @@ class Simulation:
         if not context.up:
             self.unfinished.discard(context.index)
 
-    def plan_at(self, update: int) -> Plan:
+    def plan_at(self, update: float) -> Plan:
         """The run's training plan with the learning rate decayed by the number of local updates."""
         if update not in self._plans:
             self._plans[update] = replace(self.plan, lr=self.plan.lr * (1.0 - self.lr_decay) ** update)

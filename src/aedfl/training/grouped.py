@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..randomness import torch_seed
-from ..replay import capture, copies, padded_size
+from ..replay import SIZES, capture, copies, padded_size
 from ..task import Task
 from .plan import Plan, TrainJob, TrainResult, batches
 from .stacked import Act, Stacked, kernels
@@ -31,6 +31,12 @@ FEW = 8
 """A step is not run for fewer rows than this only because other models are done: it would hardly be faster."""
 Order = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 """Sample numbers [steps, batch]."""
+
+
+def most_models(macs: float) -> int:
+    """Models in a batch: enough to keep a large GPU busy; more would only take memory, for each size that comes up."""
+    wanted = max(24.0, 96e6 / macs)
+    return max(size for size in SIZES if size <= wanted)
 
 
 def supports(task: Task) -> bool:
@@ -82,15 +88,14 @@ class Batch:
 
 
 class GroupedTrainer:
-    """Trains the jobs of a call as one batch of grouped layers."""
-
-    limit = 128
+    """Trains the jobs of a call as batches of grouped layers."""
 
     def __init__(self, task: Task, bf16: bool = False, fast: bool = True) -> None:
         forward = Stacked.of(task.module.train())
         assert forward is not None, "ask `supports` first"
         self.task, self.forward = task, forward
         self._fast = fast and task.device.type == "cuda" and kernels() is not None
+        self.limit = most_models(task.macs)
         self.capture_seconds = 0.0
         self._bf16 = bf16
         self._captured: dict[tuple[Plan, bool], _Captured] = {}
@@ -98,8 +103,10 @@ class GroupedTrainer:
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         results: list[TrainResult] = []
-        for begin in range(0, len(jobs), self.limit):
-            results += self._train_batch(plan, jobs[begin : begin + self.limit])
+        pieces = max(1, -(-len(jobs) // self.limit))
+        size = max(1, -(-len(jobs) // pieces))
+        for begin in range(0, len(jobs), size):
+            results += self._train_batch(plan, jobs[begin : begin + size])
         return results
 
     def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
