@@ -13,12 +13,19 @@ from torch import Tensor
 from ..context import Model
 from ..graph import Chosen
 from ..randomness import generator
-from ..rules.merge import streamed_consensus_distance, weighted_mean
+from ..rules.merge import distance_by_squares, squares_to_mean, weighted_mean
 from ..sim.simulation import Simulation
 from ..sim.work import fetch, plain
 from ..training.evaluate import Scorer
+from ..transfer import Later, arriving, away
 from .config import RunConfig
 from .workshop import Rows
+
+COLUMNS = (
+    "time", "accuracy", "loss", "local_accuracy", "worst_tenth", "updates", "samples", "bytes_sent", "mmacs",
+    "staleness", "consensus", "costs",
+)  # fmt: skip
+"""What is measured, in the order in which it is written."""
 
 
 class Measure:
@@ -44,28 +51,42 @@ class Measure:
         self._ages = array("l")
 
     def __call__(self) -> dict[str, Any]:
-        sim, rows = self.sim, self.rows
-        models = self.models()
-        metric, loss = self.evaluator.score([self.global_vector()], rows.evaluation, rows.test)
-        local, _ = self.evaluator.score([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
-        worst = sorted(local)[: max(1, len(local) // 10)]
-        merges = list(self._merged)
-        stale = [*self._ages, *(age for merged in plain(merges, fetch(merges)) for _, age in merged)]
-        self.forget()
-        return {
+        return self.begin().get()
+
+    def begin(self) -> Later[dict[str, Any]]:
+        """What holds now, once an accelerator has found out; starts a new interval."""
+        sim, rows, models = self.sim, self.rows, self.models()
+        known = {
             "time": sim.time,
-            "accuracy": metric[0],
-            "loss": loss[0],
-            "local_accuracy": float(np.mean(local)),
-            "worst_tenth": float(np.mean(worst)),
             "updates": sim.updates,
             "samples": sim.samples,
             "bytes_sent": sim.network.bytes_sent,
             "mmacs": float(np.mean([model.size.macs for model in models])) / 1e6,
-            "staleness": float(np.mean(stale)) if stale else 0.0,
-            "consensus": float(streamed_consensus_distance(_Vectors(models))),
             "costs": {name: round(seconds, 6) for name, seconds in sorted(sim.costs.items())},
         }
+        whole = self.evaluator.begin([self.global_vector()], rows.evaluation, rows.test)
+        local = self.evaluator.begin([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
+        squares = arriving([squares_to_mean(_Vectors(models))])
+        ages, merged = self._ages, fetch(list(self._merged))
+        self.forget()
+
+        def row() -> dict[str, Any]:
+            (accuracy,), (loss,) = whole.get()
+            accuracies, _ = local.get()
+            worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
+            stale = [*ages, *(age for sources in merged.get() for _, age in sources)]
+            found = {
+                **known,
+                "accuracy": accuracy,
+                "loss": loss,
+                "local_accuracy": float(np.mean(accuracies)),
+                "worst_tenth": float(np.mean(worst)),
+                "staleness": float(np.mean(stale)) if stale else 0.0,
+                "consensus": float(distance_by_squares(squares.get()[0])),
+            }
+            return {name: found[name] for name in COLUMNS}
+
+        return Later(row, [*whole.events, *local.events, *squares.events, *merged.events])
 
     def models(self) -> list[Model]:
         """What each device stands for now."""
@@ -90,7 +111,7 @@ class Measure:
 
 def _at_hand(merged: Any) -> bool:
     """True if it is computed and need not be fetched from an accelerator, which would wait for all its work."""
-    return not isinstance(merged, Chosen) or (merged.flags.data is not None and not merged.flags.data.is_cuda)
+    return not isinstance(merged, Chosen) or (merged.flags.data is not None and not away(merged.flags.data))
 
 
 class _Vectors:

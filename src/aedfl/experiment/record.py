@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..errors import UserError
-from ..sim.work import fetch, plain
+from ..sim.work import fetch
+from ..transfer import Later
 
 STREAMS = ("metrics", "updates", "journal")
 Row = dict[str, Any] | list[Any]
+Coming = Row | Later[dict[str, Any]]
+"""A row, or one that is being measured."""
 
 
 def _line(row: Row) -> bytes:
@@ -20,7 +23,8 @@ def _line(row: Row) -> bytes:
 class Record:
     """Rows of several streams, in memory, or as `STREAM.jsonl` files in a folder.
 
-    A row may hold values that are not computed yet; `settle` writes rows whose values are all known by then.
+    A row may hold values that are not computed yet; by the time of `begin` or `settle` they must be. What has begun to
+    be brought over from an accelerator is written by the next `begin`, or when somebody wants to read it.
     While `replaying`, rows are dropped: they stand in the files already.
     """
 
@@ -28,7 +32,8 @@ class Record:
         self.folder = folder
         self.replaying = False
         self.rows: dict[str, list[Any]] = {stream: [] for stream in STREAMS}
-        self._pending: list[tuple[str, Row]] = []
+        self._pending: list[tuple[str, Coming]] = []
+        self._under_way: tuple[list[str], Later[list[Row]]] | None = None
         self._files: dict[str, IO[bytes]] = {}
         if folder is not None:
             _check(folder, offsets or {})
@@ -42,31 +47,47 @@ class Record:
         file.seek(offset)
         return file
 
-    def add(self, stream: str, row: Row) -> None:
+    def add(self, stream: str, row: Coming) -> None:
         if not self.replaying:
             self._pending.append((stream, row))
 
-    def settle(self) -> dict[str, int]:
-        """Writes everything that was added, and says how long each file is then."""
-        fetched = fetch([row for _, row in self._pending])
-        for stream, row in self._pending:
-            settled = plain(row, fetched)
-            if self.folder is None:
-                self.rows[stream].append(settled)
-            else:
-                self._files[stream].write(_line(settled))
+    def begin(self) -> None:
+        """Begins to bring over everything that was added, and only then waits for what was under way before."""
+        streams, rows = [stream for stream, _ in self._pending], fetch([row for _, row in self._pending])
         self._pending.clear()
+        self._finish()
+        self._under_way = streams, rows
+        if rows.ready:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Writes what is under way."""
+        if self._under_way is None:
+            return
+        (streams, rows), self._under_way = self._under_way, None
+        for stream, row in zip(streams, rows.get(), strict=True):
+            if self.folder is None:
+                self.rows[stream].append(row)
+            else:
+                self._files[stream].write(_line(row))
         for file in self._files.values():
             file.flush()
+
+    def settle(self) -> dict[str, int]:
+        """Writes everything that was added, and says how long each file is then."""
+        self.begin()
+        self._finish()
         return {stream: file.tell() for stream, file in self._files.items()}
 
     def read(self, stream: str) -> list[Any]:
-        """All rows of a stream that were settled."""
+        """All rows of a stream but those that were added since the last `begin` or `settle`."""
+        self._finish()
         if self.folder is None:
             return self.rows[stream]
         return read_rows(self.folder / f"{stream}.jsonl")
 
     def close(self) -> None:
+        self._finish()
         for file in self._files.values():
             file.close()
 

@@ -17,6 +17,7 @@ from .. import __version__
 from ..context import SERVER
 from ..errors import UserError
 from ..sim.context import SimContext
+from ..transfer import Later
 from . import checkpoint
 from .config import RunConfig, config_hash, elsewhere, from_toml, to_toml
 from .measure import Measure
@@ -48,6 +49,7 @@ class Run:
         self.workshop = workshop
         self.summary: Summary = {}
         self._evaluations = 0
+        self._under_way: Later[dict[str, Any]] | None = None
         self._began = time.monotonic()
         self._saved = self._began
         self._wall = 0.0
@@ -91,6 +93,7 @@ class Run:
             if ended:
                 break
             self._checkpoint()
+        self._finish_evaluation()
         self.progress.finish()
 
     def _skip(self) -> bool:
@@ -107,25 +110,41 @@ class Run:
         return True
 
     def _evaluate(self) -> bool:
-        """One row of metrics; true if a stop condition holds."""
-        row = self.measure()
+        """Begins one row of metrics, then finishes the one before; true if a stop condition holds.
+
+        An accelerator has the new one's work to do meanwhile. Where the row is there at once, or decides whether the
+        run goes on, it is finished too.
+        """
+        row = self.measure.begin()
         self.record.add("metrics", row)
+        self.record.begin()
+        self._finish_evaluation()
+        self._under_way = row
+        stop = self.config.stop
+        if row.ready or stop.stop_at_target or stop.consensus is not None:
+            self._finish_evaluation()
+        return self.sim.stopped
+
+    def _finish_evaluation(self) -> None:
+        """Shows the row that is under way, if there is one, and heeds it."""
+        if self._under_way is None:
+            return
+        row, self._under_way = self._under_way.get(), None
         if self.trackers is not None:
             self.trackers.log(row)
-        self.record.settle()
         elapsed = max(1e-9, time.monotonic() - self._began)
         self.progress.advance(row["time"], row["accuracy"], row["updates"], row["updates"] / elapsed)
         stop = self.config.stop
         reached = stop.stop_at_target and row["accuracy"] >= (stop.target_accuracy or float("inf"))
         agreed = stop.consensus is not None and row["updates"] > 0 and row["consensus"] <= stop.consensus
         self.sim.stopped = bool(reached or agreed)
-        return self.sim.stopped
 
     def _checkpoint(self) -> None:
         now = time.monotonic()
         settings = self.config.record
         if self.folder is None or self.record.replaying or now - self._saved < settings.checkpoint_seconds:
             return
+        self._finish_evaluation()
         offsets = self.record.settle()
         position = checkpoint.Position(self._evaluations, offsets, self.wall(), self.fingerprint)
         checkpoint.write(self.folder, position, self.sim.work, settings.keep_checkpoints)

@@ -72,13 +72,22 @@ def consensus_distance(stack: Tensor, chunk: int = 1 << 22) -> Tensor:
 
 def streamed_consensus_distance(vectors: Iterable[Tensor]) -> Tensor:
     """`consensus_distance` of vectors [P] that are walked through twice and never held all together."""
+    return distance_by_squares(squares_to_mean(vectors).cpu())
+
+
+def squares_to_mean(vectors: Iterable[Tensor]) -> Tensor:
+    """The squared distance of each of n vectors to their mean, [n] where they lie; walks through them twice."""
     if iter(vectors) is vectors:
         raise TypeError("vectors must be an iterable that can be walked through twice, not an iterator")
     mean, count = _running_mean(vectors)
     walk = iter(vectors)
     groups = (list(islice(walk, part.stop - part.start)) for part in _groups(count, mean.numel()))
-    squares = torch.cat([total((torch.stack(group).double() - mean) ** 2) for group in groups])
-    return _distance(slot_sum(squares.cpu().unsqueeze(0))[0], count)
+    return torch.cat([total((torch.stack(group).double() - mean) ** 2) for group in groups])
+
+
+def distance_by_squares(squares: Tensor) -> Tensor:
+    """The consensus distance of n models from their squared distances to the mean [n], in host memory."""
+    return _distance(slot_sum(squares.unsqueeze(0))[0], len(squares))
 
 
 def _mean(vectors: Sequence[Tensor], weights: Tensor, masks: Sequence[Tensor] | None, fallback: Tensor) -> Tensor:

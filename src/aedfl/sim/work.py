@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import ref
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..graph import Chosen, Job, Op, Queue, Value, values_in
+from ..transfer import Later, arriving
 
 
 class Work:
@@ -85,21 +85,23 @@ class Work:
 
 
 Fetched = dict[int, Tensor]
-"""Copies in host memory by the identity of the value."""
+"""Tensors in host memory by the identity of the value."""
 
 
-def fetch(thing: Any) -> Fetched:
-    """Values of a nested structure that lie on an accelerator, brought over in one copy per kind of number."""
-    kinds: dict[torch.dtype, dict[int, Tensor]] = {}
-    for value in values_in(thing):
-        if value.data is not None and value.data.is_cuda:
-            kinds.setdefault(value.data.dtype, {})[id(value)] = value.data
-    found: Fetched = {}
-    for tensors in kinds.values():
-        flat = torch.cat([tensor.flatten() for tensor in tensors.values()]).cpu()
-        parts = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
-        found |= {key: part.view(old.shape) for (key, old), part in zip(tensors.items(), parts, strict=True)}
-    return found
+def fetch(things: Sequence[Any]) -> Later[list[Any]]:
+    """Nested structures in their `plain` form; the values in them that are known by now are brought over from now on.
+
+    A thing may itself be one that comes later.
+    """
+    known = {id(value): value.data for value in values_in(things) if value.data is not None}
+    copies = arriving(list(known.values()))
+    late = [event for thing in things if isinstance(thing, Later) for event in thing.events]
+
+    def arrived() -> list[Any]:
+        fetched = dict(zip(known, copies.get(), strict=True))
+        return [plain(thing, fetched) for thing in things]
+
+    return Later(arrived, [*copies.events, *late])
 
 
 def plain(value: Any, fetched: Fetched | None = None) -> Any:
@@ -107,6 +109,8 @@ def plain(value: Any, fetched: Fetched | None = None) -> Any:
     if isinstance(value, Value):
         known = None if fetched is None else fetched.get(id(value))
         return (value.get() if known is None else known).tolist()
+    if isinstance(value, Later):
+        return plain(value.get(), fetched)
     if isinstance(value, Chosen):
         return value.settled(plain(value.flags, fetched))
     if isinstance(value, dict):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,25 +13,46 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from ..task import Task
+from ..transfer import Later, arriving, sent
 from .dropout import dropouts
 from .plan import Indices
-from .stacked import Act, Stacked
-from .traits import channels_last
+from .stacked import Act, Stacked, has_kernels
+from .traits import channels_last, widest
 
 CHUNK = 1000
 """Samples that go through a model at once."""
 MODELS = 25
 """Models that go through the batch at once on a GPU."""
+NUMBERS = 1 << 27
+"""Numbers that such a batch may have after a layer: half a GiB, and few enough for a GPU kernel to count them."""
 
 
-class Scorer(Protocol):
+Scores = tuple[list[float], list[float]]
+"""Mean metrics and mean losses, one per vector."""
+
+
+class Scorer(ABC):
     """Whoever scores models."""
 
-    def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> tuple[list[float], list[float]]:
+    @abstractmethod
+    def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
         """Mean metric and mean loss of each vector over the samples `rows` of the test (or training) data."""
 
+    def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Scores:
+        return self.begin(vectors, rows, test).get()
 
-class Evaluator:
+
+def scores(table: Tensor) -> Later[Scores]:
+    """From means [N, 2] wherever they lie."""
+
+    def columns(tables: list[Tensor]) -> Scores:
+        metrics, losses = tables[0].t().tolist()
+        return metrics, losses
+
+    return arriving([table]).then(columns)
+
+
+class Evaluator(Scorer):
     """Scores vectors; models in evaluation mode, the rest of the task as in training."""
 
     def __init__(self, task: Task) -> None:
@@ -39,19 +62,23 @@ class Evaluator:
         self.stacked = Stacked.of(self.flat.module) if plain and not dropouts(self.flat.module) else None
 
     @torch.no_grad()
-    def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> tuple[list[float], list[float]]:
-        """Mean metric and mean loss of each vector over the samples `rows` of the test (or training) data."""
+    def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
         gpu = self.task.device.type == "cuda" and len(vectors) > 1
         sums = [self._many(part, rows, test) for part in _parts(vectors, MODELS)] if gpu else None
         table = torch.cat(sums) if sums else torch.stack([self._one(v, rows, test) for v in vectors])
-        means = (table.double() / max(1, len(rows))).tolist()
-        return [metric for metric, _ in means], [loss for _, loss in means]
+        return scores(table.double() / max(1, len(rows)))
+
+    @cached_property
+    def _samples(self) -> int:
+        """Samples that go through `MODELS` models at once."""
+        x, _ = self.task.gather(torch.arange(1))
+        return max(1, min(CHUNK, NUMBERS // (MODELS * widest(self.flat.module, x))))
 
     def _one(self, vector: Tensor, rows: Indices, test: bool) -> Tensor:
         self.flat.load(vector)
         total = torch.zeros(2, dtype=torch.float64, device=self.task.device)
         for part in _parts(rows, CHUNK):
-            x, y = self.task.gather(torch.from_numpy(part).to(self.task.device), test)
+            x, y = self._gather(part, test)
             x = channels_last(x) if self.task.channels_last else x
             total += self._sums(self.flat.module(x), y)
         return total
@@ -59,11 +86,14 @@ class Evaluator:
     def _many(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Tensor:
         stack = torch.stack(list(vectors))
         total = torch.zeros(len(stack), 2, dtype=torch.float64, device=self.task.device)
-        for part in _parts(rows, CHUNK):
-            x, y = self.task.gather(torch.from_numpy(part).to(self.task.device), test)
+        for part in _parts(rows, self._samples):
+            x, y = self._gather(part, test)
             outputs = self._outputs(stack, x)
             total += torch.stack([self._sums(output, y) for output in outputs])
         return total
+
+    def _gather(self, rows: Indices, test: bool) -> tuple[Tensor, Tensor]:
+        return self.task.gather(sent(torch.from_numpy(rows), self.task.device), test)
 
     def _outputs(self, stack: Tensor, x: Tensor) -> Tensor:
         """What each model of a stack [N, size] says to the same inputs: [N, B, ...]."""
@@ -72,7 +102,8 @@ class Evaluator:
             return vmap(lambda v: functional_call(module, self.task.layout.views(v), (x,)))(stack)  # type: ignore[no-any-return]
         count, images = len(stack), self.stacked.wants_images
         same = x.unsqueeze(1).expand(-1, count, *x.shape[1:]).flatten(1, 2) if images else x.expand(count, *x.shape)
-        return self.stacked(self.task.layout.batched_views(stack), Act(same, count, images), stack[:, 0])
+        inputs = Act(same, count, images, has_kernels(self.task.device))
+        return self.stacked(self.task.layout.batched_views(stack), inputs, stack[:, 0])
 
     def _sums(self, output: Tensor, target: Tensor) -> Tensor:
         metric = self.task.metric(output, target)

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from ..randomness import torch_seed
 from ..replay import SIZES, capture, copies, padded_size
 from ..task import Task
+from ..transfer import sent
 from .plan import Plan, TrainJob, TrainResult, batches
-from .stacked import Act, Stacked, kernels
+from .stacked import Act, Stacked, has_kernels, kernels
 
 STEPS = 32
 """Room for steps grows in units of this, so that graphs are seldom captured anew."""
@@ -94,7 +95,7 @@ class GroupedTrainer:
         forward = Stacked.of(task.module.train())
         assert forward is not None, "ask `supports` first"
         self.task, self.forward = task, forward
-        self._fast = fast and task.device.type == "cuda" and kernels() is not None
+        self._fast = fast and has_kernels(task.device)
         self.limit = most_models(task.macs)
         self.capture_seconds = 0.0
         self._bf16 = bf16
@@ -184,9 +185,7 @@ class GroupedTrainer:
 
     def _sent(self, table: Tensor) -> Tensor:
         """On the device, without waiting for what it is doing."""
-        if self.task.device.type != "cuda":
-            return table
-        return table.pin_memory().to(self.task.device, non_blocking=True)
+        return sent(table, self.task.device)
 
     def _spread(self, stack: Tensor, parts: list[Tensor]) -> None:
         """Copies vectors [N, size] into one tensor per parameter."""

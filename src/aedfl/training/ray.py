@@ -18,8 +18,9 @@ from torch import Tensor
 from ..data import Dataset, Split
 from ..graph import Job, Op
 from ..task import Task
+from ..transfer import Later
 from .actors import Pool
-from .evaluate import Scorer
+from .evaluate import Scorer, Scores, scores
 from .parcels import Rows, as_tensor
 from .plan import Indices, Plan, TrainJob, TrainResult
 
@@ -79,17 +80,17 @@ def _train(plan: Plan, shop: Any, jobs: list[Job]) -> Rows:
 
 
 @dataclass(frozen=True)
-class RayScorer:
+class RayScorer(Scorer):
     """Scores many models at the actors; a single one here, while nothing else is to be done."""
 
     remote: Remote
     here: Scorer
 
-    def score(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> tuple[list[float], list[float]]:
+    def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
         if len(vectors) == 1:
-            return self.here.score(vectors, rows, test)
+            return self.here.begin(vectors, rows, test)
         found = self.remote.run(partial(_score, rows, test), [(vector,) for vector in vectors], [1.0] * len(vectors))
-        return [float(metric) for metric, _ in found], [float(loss) for _, loss in found]
+        return scores(torch.stack([torch.stack(row) for row in found]))
 
 
 def _score(rows: Indices, test: bool, shop: Any, jobs: list[Job]) -> Rows:

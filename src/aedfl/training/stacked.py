@@ -72,6 +72,11 @@ def kernels() -> Any:
     return found
 
 
+def has_kernels(device: torch.device) -> bool:
+    """Whether layers of a stack on the device may use the kernels."""
+    return device.type == "cuda" and kernels() is not None
+
+
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
         return isinstance(m, Dropout) or super().is_leaf_module(m, name)

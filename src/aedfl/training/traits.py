@@ -59,6 +59,21 @@ def refuses_one_sample(module: nn.Module, x: Tensor) -> bool:
     return False
 
 
+def widest(module: nn.Module, x: Tensor) -> int:
+    """Most numbers that stand for one sample anywhere between the layers of a module."""
+    sizes = [x.numel()]
+
+    def note(_: nn.Module, __: object, output: object) -> None:
+        if isinstance(output, Tensor):
+            sizes.append(output.numel())
+
+    with _trial(module, x) as twin:
+        for layer in twin.eval().modules():
+            layer.register_forward_hook(note)
+        twin(x)
+    return max(sizes) // len(x)
+
+
 def channels_last(x: Tensor) -> Tensor:
     """Images [B, C, H, W] with the channels of a pixel side by side; anything else as it is.
 
