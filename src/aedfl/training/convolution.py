@@ -223,7 +223,7 @@ def _filters(shape: Shape, weight: Tensor) -> Tensor:
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
-        x, weight = x.contiguous(), weight.contiguous()
+        x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.shape, ctx.bias = shape, None if bias is None else bias.shape
         tiles = choose("forward", shape, _precision(x))
