@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from aedfl.training.evaluate import CHUNK, Evaluator, rows_of
-from training.tasks import SAMPLES, built_in, own
+from aedfl.models import build
+from aedfl.task import Task
+from aedfl.training.evaluate import CHUNK, MODELS, Evaluator, rows_of
+from aedfl.training.traits import widest
+from training.tasks import NAMES, SAMPLES, built_in, data, own
 
 
 def test_scores_are_means_over_samples() -> None:
@@ -63,3 +68,41 @@ def test_rows_are_all_or_a_keyed_few() -> None:
     assert rows_of(5, None, random(0)).tolist() == rows_of(5, 9, random(0)).tolist() == [0, 1, 2, 3, 4]
     few = rows_of(100, 10, random(0)).tolist()
     assert few == sorted(set(few)) and len(few) == 10 and max(few) < 100
+
+
+# Many models at once, as on a GPU ----------------------------------------------------------------------------------
+
+
+def compare(task: Task) -> None:
+    """Models one by one and together, in chunks of which the last is short."""
+    evaluator, random = Evaluator(task), torch.Generator().manual_seed(0)
+    vectors = [task.start * (1 + 0.3 * torch.randn(task.start.shape, generator=random)) for _ in range(3)]
+    rows = np.arange(SAMPLES)
+    with torch.no_grad(), patch("aedfl.training.evaluate.CHUNK", 7):
+        together = evaluator._many(vectors, rows, True)
+        alone = torch.stack([evaluator._one(vector, rows, True) for vector in vectors])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
+    assert len(set(alone[:, 1].tolist())) == 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_together_are_scored_as_alone(name: str) -> None:
+    compare(built_in(name))
+
+
+@pytest.mark.parametrize("metric", [None, lambda output, target: (output - target).abs().mean()])
+def test_numbers_are_scored_together_as_alone(metric: Any) -> None:
+    compare(own(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), classes=None, metric=metric))
+
+
+def test_a_loss_that_is_no_mean_is_that_of_each_models_chunk() -> None:
+    """Over all models it would be another one."""
+    compare(own(nn.Linear(6, 4), loss=lambda output, target: nn.functional.cross_entropy(output, target).exp()))
+
+
+def test_few_models_are_scored_at_once_where_maps_are_large() -> None:
+    module = build("resnet8", (3, 32, 32), 4, seed=0)
+    task = Task(module, data((3, 32, 32)))
+    assert widest(module, torch.zeros(2, 3, 32, 32)) == 16 * 32 * 32
+    assert Evaluator(task).models == 8, "half a GiB for a thousand samples each"
+    assert Evaluator(built_in("mlp")).models == MODELS

@@ -1,4 +1,4 @@
-"""The GPU's trainers against the sequential one on the CPU."""
+"""The GPU's trainers against the sequential one on the CPU, and its scores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from aedfl.data import Dataset, Split
 from aedfl.models import build
 from aedfl.task import Task
 from aedfl.training.batched import BatchedTrainer
+from aedfl.training.evaluate import Evaluator
 from aedfl.training.grouped import GroupedTrainer, supports
 from aedfl.training.plan import Plan, TrainJob
 from aedfl.training.sequential import SequentialTrainer
@@ -75,3 +76,19 @@ def test_training_on_a_gpu_equals_sequential_training_on_a_cpu(
         assert apart(one.vector, other.vector) <= max(tolerance, 3 * noise)
         assert apart(one.gradient, other.gradient) <= max(50 * tolerance, 3 * slope_noise)
         assert apart(one.loss, other.loss) <= max(10 * tolerance, 3 * loss_noise)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_scores_on_a_gpu_equal_those_on_a_cpu_and_are_not_waited_for(name: str) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    module = build(name, SHAPES[name], 10, seed=0)
+    cpu, gpu = Task(module, data(SHAPES[name])), Task(module, data(SHAPES[name]), device="cuda")
+    random = torch.Generator().manual_seed(0)
+    vectors = [cpu.start * (1 + 0.3 * torch.randn(cpu.start.shape, generator=random)) for _ in range(30)]
+    _, losses = Evaluator(cpu).score(vectors, np.arange(400), test=False)
+    evaluator, there = Evaluator(gpu), [vector.cuda() for vector in vectors]
+    assert evaluator.score(there, np.arange(400), test=False)[1] == pytest.approx(losses, rel=1e-4)
+    torch.cuda._sleep(2_000_000_000)
+    later = evaluator.begin(there, np.arange(400), test=False)
+    assert not later.ready, "Python is ahead of the GPU, which sleeps for a second"
+    assert later.get()[1] == pytest.approx(losses, rel=1e-4)

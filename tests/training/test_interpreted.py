@@ -1,4 +1,4 @@
-"""The convolution kernels without a GPU: Triton's interpreter runs them on the CPU, where Triton is installed."""
+"""The kernels without a GPU: Triton's interpreter runs them on the CPU, where Triton is installed."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from training import convolutions
+from training import convolutions, scoring
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 
-def test_kernels_equal_double_precision() -> None:
-    """In a process of its own: Triton looks for the interpreter when it is imported."""
-    script = str(Path(convolutions.__file__))
+def interpreted(script: str) -> Any:
+    """What it prints in a process of its own: Triton looks for the interpreter when it is imported."""
     path = os.pathsep.join(filter(None, sys.path))
     done = subprocess.run(
         [sys.executable, script],
@@ -28,7 +27,17 @@ def test_kernels_equal_double_precision() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_kernels_equal_double_precision() -> None:
+    found = interpreted(convolutions.__file__)
     assert len(found) == len(convolutions.FOR_BANDS) + len(convolutions.FOR_TILES)
     wrong = {(case, which): error for case, passes in found.items() for which, error in passes.items() if error > 2e-6}
     assert not wrong
+
+
+def test_models_scored_by_the_kernels_say_what_each_of_them_says() -> None:
+    found = interpreted(scoring.__file__)
+    assert set(found) == set(scoring.NAMES)
+    assert max(found.values()) < 1e-5

@@ -22,7 +22,7 @@ from .traits import channels_last, widest
 CHUNK = 1000
 """Samples that go through a model at once."""
 MODELS = 25
-"""Models that go through the batch at once on a GPU."""
+"""Most models that go through the batch at once on a GPU."""
 NUMBERS = 1 << 27
 """Numbers that such a batch may have after a layer: half a GiB, and few enough for a GPU kernel to count them."""
 
@@ -64,15 +64,15 @@ class Evaluator(Scorer):
     @torch.no_grad()
     def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
         gpu = self.task.device.type == "cuda" and len(vectors) > 1
-        sums = [self._many(part, rows, test) for part in _parts(vectors, MODELS)] if gpu else None
+        sums = [self._many(part, rows, test) for part in _parts(vectors, self.models)] if gpu else None
         table = torch.cat(sums) if sums else torch.stack([self._one(v, rows, test) for v in vectors])
         return scores(table.double() / max(1, len(rows)))
 
     @cached_property
-    def _samples(self) -> int:
-        """Samples that go through `MODELS` models at once."""
+    def models(self) -> int:
+        """Models that go through a chunk of samples at once on a GPU."""
         x, _ = self.task.gather(torch.arange(1))
-        return max(1, min(CHUNK, NUMBERS // (MODELS * widest(self.flat.module, x))))
+        return max(1, min(MODELS, NUMBERS // (CHUNK * widest(self.flat.module, x))))
 
     def _one(self, vector: Tensor, rows: Indices, test: bool) -> Tensor:
         self.flat.load(vector)
@@ -86,7 +86,7 @@ class Evaluator(Scorer):
     def _many(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Tensor:
         stack = torch.stack(list(vectors))
         total = torch.zeros(len(stack), 2, dtype=torch.float64, device=self.task.device)
-        for part in _parts(rows, self._samples):
+        for part in _parts(rows, CHUNK):
             x, y = self._gather(part, test)
             total += self._all_sums(self._outputs(stack, x), y)
         return total
