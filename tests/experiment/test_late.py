@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from accelerator import Accelerator, behind
 from aedfl.experiment.config import RunConfig
 from aedfl.experiment.progress import Silent
-from aedfl.experiment.record import read_rows
+from aedfl.experiment.record import Record, read_rows
 from aedfl.experiment.run import Run, claim, drive_all
 from aedfl.experiment.workshop import Workshop
+from aedfl.graph import Value
 from experiment.small import NOSY, interrupted, pruning, record, rows, simple_run, small, whole
 
 SELDOM = {"checkpoint_seconds": 3600.0}
@@ -169,3 +171,17 @@ def killed(config: RunConfig, folder: Path, flushes: int, workshop: Workshop) ->
             return True
         workshop.queue.flush()
     return False
+
+
+def test_a_settled_record_has_all_that_was_added(tmp_path: Path) -> None:
+    with behind():
+        made = Record(tmp_path)
+        for number in range(3):
+            made.add("updates", {"loss": Value(torch.tensor(0.5 + number))})
+            if number == 0:
+                made.begin()
+                assert not read_rows(tmp_path / "updates.jsonl")
+        offsets = made.settle()
+    assert read_rows(tmp_path / "updates.jsonl") == [{"loss": 0.5}, {"loss": 1.5}, {"loss": 2.5}]
+    assert offsets == {"metrics": 0, "updates": (tmp_path / "updates.jsonl").stat().st_size, "journal": 0}
+    made.close()
