@@ -77,7 +77,9 @@ def test_the_record_explains_what_was_done() -> None:
     assert any(row["control"] != [1.0] * (slots + 1) for row in rows)
     pruned = [row for row in rows if "kept" in row]
     assert pruned and all(len(row["kept"]) == run.task.groups.count for row in pruned)
-    assert all(0 <= row["raw_rate"] <= 1 and 0 <= row["prune_rate"] <= 0.5 for row in pruned)
+    assert all(0 <= row["prune_rate"] <= 0.5 for row in pruned)
+    scored = [row["raw_rate"] for row in pruned if "raw_rate" in row]
+    assert scored and all(0 <= rate <= 1 for rate in scored)
 
 
 def test_pruning_shrinks_compute_messages_and_time() -> None:
@@ -101,9 +103,22 @@ def disagreement(run: Run) -> float:
 def test_devices_that_tell_each_other_what_units_are_worth_keep_the_same_ones() -> None:
     later = ("hyper.prune_start=4", "hyper.prune_every=3", "hyper.prune_end=12")  # when they have heard of each other
     longer = (*EARLY, *later, "hyper.max_rate=0.4", "devices=12", "data.samples=480", "stop.updates=30")
-    alone = finished("aedfl-p", *longer, "hyper.view=1", "hyper.comeback=1")
+    alone = finished("aedfl-p", *longer, "hyper.view=1", "hyper.comeback=1", "hyper.regroup=0")
+    told = finished("aedfl-p", *longer, "hyper.regroup=0")
     agreed = finished("aedfl-p", *longer)
-    assert disagreement(agreed) < 0.5 * disagreement(alone)
+    assert max(disagreement(told), disagreement(agreed)) < 0.5 * disagreement(alone)
+
+
+def test_masks_follow_what_units_are_worth_between_two_scorings() -> None:
+    """Without regrouping a mask changes at a pruning step only; with it, more often, and at hardly any cost."""
+    seldom = (*EARLY, "hyper.prune_every=4", "hyper.prune_end=7", "stop.updates=30")
+    steps, followed = (finished("aedfl-p", *seldom, f"hyper.regroup={age}") for age in (0, 1))
+    masks = [sum("kept" in row for row in run.record.read("updates")) for run in (steps, followed)]
+    assert masks[1] > 2 * masks[0]
+    scored = [sum("raw_rate" in row for row in run.record.read("updates")) for run in (steps, followed)]
+    assert scored[1] == pytest.approx(scored[0], rel=0.2)
+    spent = [run.summary["costs"]["pruning"] for run in (steps, followed)]
+    assert spent[1] / scored[1] == pytest.approx(spent[0] / scored[0], rel=0.05)
 
 
 def test_the_clock_sees_the_pruned_size() -> None:
@@ -200,7 +215,7 @@ CENTRES: list[Point] = [(1.0, 0.0), (0.0, 2.0), (-4.0, 8.0)]
 
 def plain(method: str, **hyper: Any) -> Played:
     """Three devices of one speed, all of them neighbours, for three updates; what is learnt stays out of it."""
-    still = {"own_staleness": "one", "momentum": 0.0, "control_rate": 0.0, "quiet_lr": 0.0, **hyper}
+    still = {"own_staleness": "one", "momentum": 0.0, "control_rate": 0.0, "quiet_lr": 0.0, "settle": 0.0, **hyper}
     return play(method, CENTRES, updates=3, hyper=still)
 
 

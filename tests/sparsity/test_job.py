@@ -14,7 +14,7 @@ from torch.func import vmap
 from aedfl import costs
 from aedfl.data import Dataset, Split
 from aedfl.models import build, count_macs
-from aedfl.sparsity.job import Budget, Prune
+from aedfl.sparsity.job import Budget, Prune, Regroup
 from aedfl.sparsity.physical import shrink
 from aedfl.sparsity.saliency import blend
 from aedfl.task import Task
@@ -87,6 +87,15 @@ def test_devices_looked_at_together_are_seen_as_alone() -> None:
     for row, (score, raw, norm) in enumerate(alone):
         assert torch.allclose(together[0][row], score, rtol=1e-3, atol=1e-5)
         assert torch.allclose(together[1][row], raw) and torch.allclose(together[2][row], norm, rtol=1e-4)
+
+
+@pytest.mark.parametrize("share_of", ["parameters", "macs"])
+def test_regrouping_keeps_what_a_step_by_the_same_worth_keeps_and_scores_nothing(share_of: Any) -> None:
+    worth = torch.rand(task().groups.count, generator=torch.Generator().manual_seed(3))
+    stepped = op(rate="schedule", share_of=share_of, view=0.1).run([job(1, 0.4, worth=worth)])[0]
+    ((mask, kept, entries, macs),) = Regroup(task(), share_of).run([(worth, 0.4)])
+    assert torch.equal(mask, stepped[0]) and torch.equal(kept, stepped[1]) and not kept.all()
+    assert (entries, macs) == (stepped[6], stepped[7])
 
 
 def test_a_pruned_channel_can_come_back() -> None:

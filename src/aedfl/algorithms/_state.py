@@ -75,6 +75,8 @@ class State:
     grows alike on fast and slow devices, by the fleet's mean number of updates."""
     next_cut: float = 0.0
     """Age at which the next pruning step is due."""
+    next_group: float = 0.0
+    """Age at which the mask next follows what units are worth by then."""
     quiet: int = 0
     """Local updates since a model came."""
     slots: tuple[int, ...] = ()

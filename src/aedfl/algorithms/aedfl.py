@@ -22,7 +22,7 @@ from ..ops import Along, HeldOut, LargestNorm, SlowMomentum
 from ..rules.jobs import Agree, Learn, Merge, Select
 from ..rules.selector import reinforce_flops, selector_flops
 from ..rules.weights import control_flops
-from ..sparsity.job import Budget, Prune
+from ..sparsity.job import Budget, Prune, Regroup
 from ..sparsity.rate import cap
 from ..training.plan import Indices, Plan
 from ._options import Hyper
@@ -128,16 +128,19 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
 
 
 async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> None:
-    """Formulas control and rlupdate: what the last merge did to the loss moves lambda and theta."""
+    """Formulas control and rlupdate: what the last merge did to the loss moves lambda and theta.
+
+    Both learning rates are those of a whole local update, shared out between its merges.
+    """
     if state.last is None:
         return
-    last, slots = state.last, len(ctx.in_neighbours)
+    last, slots, share = state.last, len(ctx.in_neighbours), part(ctx, hyper)
     loss, gradient, before = state.judged or (trained.first_loss, trained.gradient, None)
     flops = reinforce_flops(slots) * hyper.selection
     flops += control_flops(slots + 1, ctx.task.layout.parameters) * hyper.weighting
     state.control, state.theta, state.window = await ctx.compute(
-        Learn(hyper.weighting, hyper.selection, hyper.control_rate, hyper.weight_gradient, hyper.control_step,
-              hyper.selector_lr, hyper.epsilon, reuse=hyper.reuse_merged),
+        Learn(hyper.weighting, hyper.selection, share * hyper.control_rate, hyper.weight_gradient, hyper.control_step,
+              share * hyper.selector_lr, hyper.epsilon, reuse=hyper.reuse_merged),
         state.control, state.theta, state.window, last.vectors, last.masks, last.weights, last.result,
         last.features, np.array(last.versions), last.choices, loss, before, gradient,
         flops=flops, purpose="learning",
@@ -270,7 +273,24 @@ async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> di
         state.kept = kept
         take_out(state, mask, rate, size)
         return {"prune_rate": rate, "raw_rate": raw, "kept": kept}
+    if hyper.regroup and state.kept is not None and state.age >= state.next_group:
+        return await regroup(ctx, hyper, state)
     return {"prune_rate": state.rate}
+
+
+async def regroup(ctx: Context, hyper: Hyper, state: State) -> dict[str, Any]:
+    """Between scorings, what units are worth is averaged from merge to merge; so the masks may follow, at no cost.
+
+    Devices that keep different units each work by themselves, but their mean does not.
+    """
+    assert state.worth is not None
+    state.next_group = state.age + hyper.regroup
+    share = cap(state.age, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)
+    mask, state.kept, *size = await ctx.compute(
+        Regroup(ctx.task, hyper.rate_of), state.worth, share, flops=2.0 * ctx.task.layout.size, purpose="pruning"
+    )
+    take_out(state, mask, ctx.known(torch.tensor(share)), size)
+    return {"prune_rate": share, "kept": state.kept}
 
 
 def take_out(state: State, mask: Value, rate: Value, size: list[Value]) -> None:

@@ -56,6 +56,25 @@ class Budget:
         return forward * self.samples * (scores + gap)
 
 
+def left(task: Task, share_of: Measure, worth: Tensor, share: Tensor | float) -> tuple[Tensor, ...]:
+    """What stays when so much of the least worth goes: (mask bool [P], kept bool [units], entries [], MACs [])."""
+    groups = task.groups
+    kept = prune(worth, groups, share, amounts=groups.entry_macs if share_of == "macs" else None)
+    return groups.expand(kept), kept, groups.kept_entries(kept), groups.macs(kept)
+
+
+@dataclass(frozen=True)
+class Regroup(Op):
+    """Jobs are (worth [units], share); results as of `left`: nothing is scored anew, but devices go on agreeing."""
+
+    task: Task
+    share_of: Measure = "parameters"
+    outputs: ClassVar[int] = 4
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        return [left(self.task, self.share_of, worth, share) for worth, share in jobs]
+
+
 @dataclass(frozen=True)
 class Prune(Op):
     """Algorithm pruning: scores every unit of the full vector and removes the lowest.
@@ -81,8 +100,6 @@ class Prune(Op):
     outputs: ClassVar[int] = 8
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        groups = self.task.groups
-        amounts = groups.entry_macs if self.share_of == "macs" else None
         results: list[tuple[Tensor, ...]] = []
         for job, (score, raw, norm) in zip(jobs, self._looks(jobs), strict=True):
             largest, weights, rates, cap, worth, before = job[4:]
@@ -90,9 +107,8 @@ class Prune(Op):
             share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
             now = blend(worth, torch.where(before, score, score / self.comeback), self.view)
             basis = torch.where((worth.sum() > 0) & (self.view < 1), worth, now)
-            kept = prune(basis, groups, share, amounts=amounts)
-            size = groups.kept_entries(kept), groups.macs(kept)
-            results.append((groups.expand(kept), kept, share, raw, torch.maximum(largest, norm), now, *size))
+            mask, kept, *size = left(self.task, self.share_of, basis, share)
+            results.append((mask, kept, share, raw, torch.maximum(largest, norm), now, *size))
         return results
 
     def _looks(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:

@@ -25,12 +25,14 @@ from .choice import Bands, Precision, Shape, Tiles, choose
 
 PROGRAMS = 1056
 """Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
-PADS = ["top", "left"]
-"""The padding is a number of the run. As a constant it becomes an addition of pairs of 16-bit numbers, of which ptxas
-12.8 loses the constant if it is for one of the pair only: positions are then off by the padding."""
+NUMBERS = ["models", "positions", "top", "left"]
+"""Numbers of the run, for whose values (1, multiples of 16) nothing is compiled apart: batches come in many sizes.
+
+The padding must be one. As a constant it becomes an addition of pairs of 16-bit numbers, of which ptxas 12.8 loses the
+constant if it is for one of the pair only: positions are then off by the padding."""
 
 
-@triton.jit(do_not_specialize=PADS)
+@triton.jit(do_not_specialize=NUMBERS)
 def _convolve(
     x, w, b, y, models, positions, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
@@ -63,7 +65,7 @@ def _convolve(
     tl.store(target, total.to(y.dtype.element_ty), (f < F)[:, None] & (m < positions)[None, :])
 
 
-@triton.jit(do_not_specialize=PADS)
+@triton.jit(do_not_specialize=NUMBERS)
 def _input_gradient(
     g, w, dx, models, positions, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
@@ -100,7 +102,7 @@ def _input_gradient(
     tl.store(target, total.to(dx.dtype.element_ty), (ch < C)[:, None] & (m < positions)[None, :])
 
 
-@triton.jit(do_not_specialize=PADS)
+@triton.jit(do_not_specialize=[*NUMBERS, "share"])
 def _weight_gradient(
     x, g, dw, db, models, positions, top, left, share,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,

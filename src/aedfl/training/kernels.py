@@ -23,7 +23,7 @@ from .convolution import conv
 __all__ = ["Shape", "conv", "cross_entropy", "group_norm", "relu_pool"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _relu_pool(x, y, count, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = i // (PH * PW) * (H * W) + i % (PH * PW) // PW * (2 * W) + i % PW * 2
@@ -33,7 +33,7 @@ def _relu_pool(x, y, count, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     tl.store(y + i, tl.maximum(tl.maximum(top, low), 0.0), here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _relu_pool_gradient(
     x, g, dx, count, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -132,7 +132,7 @@ def cross_entropy(logits: Tensor, target: Tensor, present: Tensor) -> Tensor:
     return _Entropy.apply(logits, target, present)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _norm(
     x, y, scale, shift, means, spreads, groups, eps,
     G: tl.constexpr, P: tl.constexpr, GB: tl.constexpr, PB: tl.constexpr, RELU: tl.constexpr,
@@ -155,7 +155,7 @@ def _norm(
     tl.store(spreads + sample * groups + group, spread)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["groups"])
 def _norm_gradient(
     x, g, dx, scale, shift, means, spreads, da, db, groups,
     G: tl.constexpr, P: tl.constexpr, GB: tl.constexpr, PB: tl.constexpr, RELU: tl.constexpr,
