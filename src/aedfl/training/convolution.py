@@ -25,8 +25,9 @@ from .choice import Bands, Precision, Shape, Tiles, choose
 
 PROGRAMS = 1056
 """Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
-NUMBERS = ["models", "positions", "top", "left"]
-"""Numbers of the run, for whose values (1, multiples of 16) nothing is compiled apart: batches come in many sizes.
+NUMBERS = ["models", "top", "left"]
+"""Numbers of the run, for whose values (1, multiples of 16) nothing is compiled apart: batches come in many sizes. That
+positions are a multiple of 16 is worth knowing, as loads and stores are then wider.
 
 The padding must be one. As a constant it becomes an addition of pairs of 16-bit numbers, of which ptxas 12.8 loses the
 constant if it is for one of the pair only: positions are then off by the padding."""

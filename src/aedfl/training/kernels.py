@@ -23,7 +23,7 @@ from .convolution import conv
 __all__ = ["Shape", "conv", "cross_entropy", "group_norm", "relu_pool"]
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _relu_pool(x, y, count, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = i // (PH * PW) * (H * W) + i % (PH * PW) // PW * (2 * W) + i % PW * 2
@@ -33,7 +33,7 @@ def _relu_pool(x, y, count, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     tl.store(y + i, tl.maximum(tl.maximum(top, low), 0.0), here)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def _relu_pool_gradient(
     x, g, dx, count, W: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr
 ):
