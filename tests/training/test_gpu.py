@@ -53,6 +53,13 @@ def on_gpu(job: TrainJob) -> TrainJob:
     return TrainJob(job.vector.cuda(), job.samples, job.key, job.lr, job.epochs, mask)
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_rounding_of_tf32_is_not_taken_for_samples_that_mix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    assert supports(Task(build(name, SHAPES[name], 10, seed=0), data(SHAPES[name]), "cuda"))
+
+
 @pytest.mark.parametrize("trainer", [BatchedTrainer, GroupedTrainer], ids=["batched", "grouped"])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(("tf32", "tolerance"), [(False, 1e-5), (True, 1e-3)], ids=["fp32", "tf32"])

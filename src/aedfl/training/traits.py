@@ -16,8 +16,20 @@ if TYPE_CHECKING:
 @contextmanager
 def _trial(module: nn.Module, x: Tensor) -> Iterator[nn.Module]:
     """A copy in training mode, without gradients; torch's generators are afterwards as they were."""
-    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad(), _in_full_precision():
         yield deepcopy(module).train()
+
+
+@contextmanager
+def _in_full_precision() -> Iterator[None]:
+    """In TF32 a sample's outputs differ in the third digit with the size of its batch, which looks like mixing."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        convolutions.allow_tf32, products.allow_tf32 = before
 
 
 def draws_randomness(module: nn.Module, x: Tensor) -> bool:
