@@ -56,8 +56,7 @@ def on_gpu(job: TrainJob) -> TrainJob:
 @pytest.mark.parametrize("name", SHAPES)
 def test_rounding_of_tf32_is_not_taken_for_samples_that_mix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    assert supports(Task(build(name, SHAPES[name], 10, seed=0), data(SHAPES[name]), "cuda"))
+    assert supports(Task(build(name, SHAPES[name], 10, seed=0), data(SHAPES[name]), device="cuda"))
 
 
 @pytest.mark.parametrize("trainer", [BatchedTrainer, GroupedTrainer], ids=["batched", "grouped"])

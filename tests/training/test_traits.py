@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from aedfl.training.traits import mixes_samples
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    products = torch.backends.cuda.matmul  # whose attributes pytest cannot put back
+    before = products.allow_tf32
+    yield
+    products.allow_tf32 = before
 
 
 class Watching(nn.Linear):
@@ -29,7 +39,7 @@ def test_a_module_is_tried_in_full_precision_whatever_the_run_has(
     rounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rounded)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", rounded)
+    torch.backends.cuda.matmul.allow_tf32 = rounded
     module = Watching()
     assert not mixes_samples(module, torch.randn(2, 3))
     assert module.seen and not any(module.seen)
