@@ -95,6 +95,17 @@ def test_heavy_jobs_wait_until_their_batch_is_as_large_as_it_can_be() -> None:
     assert (first.get().item(), second.get().item()) == (1.0, 2.0)
 
 
+def test_small_batches_wait_while_larger_ones_run() -> None:
+    """One job of the second kind is ready at once, three need jobs of the first kind; all four run together."""
+    queue, log = Queue(), []
+    early = submit(queue, Add(5.0, log), known(1.0))
+    first = [submit(queue, Add(0.0, log), known(float(number))) for number in range(3)]
+    later = [submit(queue, Add(5.0, log), value) for value in first]
+    queue.flush()
+    assert log == [("add", 3), ("add", 4)]
+    assert [value.get().item() for value in (early, *later)] == [6.0, 5.0, 6.0, 7.0]
+
+
 def test_what_nobody_holds_never_runs() -> None:
     queue, op = Queue(), Add()
     kept = submit(queue, op, known(1.0))

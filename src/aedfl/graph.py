@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +45,7 @@ class Node:
         self.args = args
         needed: list[Value] = []
         _collect(args, needed)
-        self.needs = [value.node for value in needed if value.node is not None]
+        self.needs = [node for value in needed if (node := value.node) is not None]
         self.values: list[weakref.ref[Value]] = []
 
 
@@ -98,10 +98,10 @@ def _collect(parts: Iterable[Any], found: list[Value]) -> None:
     """By exact types first: this runs for every argument of every job."""
     for part in parts:
         kind = type(part)
+        if kind in PLAIN:
+            continue
         if kind is Value:
             found.append(part)
-        elif kind in PLAIN:
-            continue
         elif isinstance(part, (tuple, list)):
             _collect(part, found)
         elif isinstance(part, dict):
@@ -116,16 +116,17 @@ def resolve(thing: Any) -> Any:
 
 
 def _resolved(parts: Iterable[Any]) -> tuple[Any, ...]:
-    found: list[Any] = []
-    for part in parts:
-        kind = type(part)
-        if kind is Value:
-            found.append(part.get())
-        elif kind not in PLAIN and isinstance(part, (tuple, list)):
-            found.append(_resolved(part))
-        else:
-            found.append(part)
-    return tuple(found)
+    return tuple([part if type(part) in PLAIN else _tensors(part) for part in parts])
+
+
+def _tensors(part: Any) -> Any:
+    if type(part) is Value:
+        return part.get()
+    return _resolved(part) if isinstance(part, (tuple, list)) else part
+
+
+Ready = dict[Op, list[Node]]
+"""Jobs that could run now, by their op."""
 
 
 class Queue:
@@ -148,27 +149,21 @@ class Queue:
         return values
 
     def flush(self) -> None:
-        """Runs everything that somebody still waits for, in waves: light jobs that are ready, else heavy ones."""
+        """Runs everything that somebody still waits for: the largest batch of light jobs that are ready, else of heavy
+        ones. Meanwhile the other batches grow.
+        """
         nodes = [node for ref in self._waiting if (node := ref()) is not None]
         self._waiting.clear()
         self.flushes += 1
         missing, dependents = _dependencies(nodes)
-        ready = {True: [], False: []}  # type: dict[bool, list[Node]]
-        for node in nodes:
-            if not missing[node]:
-                ready[node.op.heavy].append(node)
-        while ready[False] or ready[True]:
-            heavy = not ready[False]
-            wave, ready[heavy] = ready[heavy], []
-            for op, group in _by_op(wave).items():
-                _run(op, group, self.settled)
-                if heavy:
-                    self.batches.append(len(group))
-            for node in wave:
-                for dependent in dependents.get(node, ()):
-                    missing[dependent] -= 1
-                    if not missing[dependent]:
-                        ready[dependent.op.heavy].append(dependent)
+        light, heavy = Ready(), Ready()
+        _sort((node for node in nodes if not missing[node]), light, heavy)
+        while light or heavy:
+            op, group = _largest(light or heavy)
+            _run(op, group, self.settled)
+            if op.heavy:
+                self.batches.append(len(group))
+            _sort(_freed(group, missing, dependents), light, heavy)
 
 
 def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
@@ -183,11 +178,24 @@ def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[N
     return missing, dependents
 
 
-def _by_op(nodes: list[Node]) -> dict[Op, list[Node]]:
-    groups: dict[Op, list[Node]] = {}
+def _freed(done: list[Node], missing: dict[Node, int], dependents: dict[Node, list[Node]]) -> Iterator[Node]:
+    """The jobs that needed nothing but these any more."""
+    for node in done:
+        for dependent in dependents.get(node, ()):
+            missing[dependent] -= 1
+            if not missing[dependent]:
+                yield dependent
+
+
+def _sort(nodes: Iterable[Node], light: Ready, heavy: Ready) -> None:
     for node in nodes:
-        groups.setdefault(node.op, []).append(node)
-    return groups
+        (heavy if node.op.heavy else light).setdefault(node.op, []).append(node)
+
+
+def _largest(ready: Ready) -> tuple[Op, list[Node]]:
+    """Takes out the largest batch, of several the one that was begun first."""
+    op = max(ready, key=lambda op: len(ready[op]))
+    return op, ready.pop(op)
 
 
 @torch.no_grad()
