@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,8 +103,11 @@ class Form:
 
     def vectors(self, names: Iterable[str]) -> int:
         """How many of these fields hold a number for every unit; the length of others does not depend on the model."""
-        allowed = {**self.fields, **self.optional}
-        return sum(allowed.get(name) is per_unit for name in names)
+        return len(self._per_unit.intersection(names))
+
+    @cached_property
+    def _per_unit(self) -> frozenset[str]:
+        return frozenset(name for name, check in {**self.fields, **self.optional}.items() if check is per_unit)
 
     def problem(self, message: Message, from_server: bool, units: Callable[[], int] = lambda: 0) -> str:
         """What is wrong with this message, in a few words; empty if it fits. `units`: how many can be pruned."""

@@ -116,13 +116,14 @@ def resolve(thing: Any) -> Any:
 
 
 def _resolved(parts: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple([part if type(part) in PLAIN else _tensors(part) for part in parts])
-
-
-def _tensors(part: Any) -> Any:
-    if type(part) is Value:
-        return part.get()
-    return _resolved(part) if isinstance(part, (tuple, list)) else part
+    """By exact types first, as `_collect`."""
+    return tuple([
+        part if (kind := type(part)) in PLAIN
+        else part.get() if kind is Value
+        else _resolved(part) if isinstance(part, (tuple, list))
+        else part
+        for part in parts
+    ])  # fmt: skip
 
 
 Ready = dict[Op, list[Node]]

@@ -151,10 +151,10 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
     """Formulas importanceDef, weightDef and parameterAggregation over the models that the selector picks."""
     slots = ctx.in_neighbours
     cached = [state.cache.get(source) for source in slots]
-    versions = tuple(0 if entry is None else entry.version for entry in cached)
+    versions = tuple([0 if entry is None else entry.version for entry in cached])
     now = ctx.update + 1
     ages = np.array([1 if entry is None else max(1, now - entry.arrived) for entry in cached])
-    losses = tuple(None if entry is None else entry.loss for entry in cached)
+    losses = tuple([None if entry is None else entry.loss for entry in cached])
     choices, probabilities, features, state.seen, since = await ctx.compute(
         Select(hyper.selection, hyper.reuse_merged, hyper.greedy, hyper.epsilon, hyper.count_since),
         state.theta, state.seen, state.since, np.array(versions), ages, losses, trained.loss,
@@ -162,20 +162,20 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
         flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
     )  # fmt: skip
     start = state.model
-    models = [start if hyper.moves else trained.model, *(None if entry is None else entry.model for entry in cached)]
-    vectors = tuple(None if model is None else model.vector for model in models)
-    masks = tuple(None if model is None else model.mask for model in models)
-    samples = np.array([ctx.samples, *(entry.samples if entry else 0 for entry in cached)])
+    models = [start if hyper.moves else trained.model, *[None if entry is None else entry.model for entry in cached]]
+    vectors = tuple([None if model is None else model.vector for model in models])
+    masks = tuple([None if model is None else model.mask for model in models])
+    samples = np.array([ctx.samples, *[entry.samples if entry else 0 for entry in cached]])
     vector, weights = await ctx.compute(
         Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power, hyper.own_power),
         vectors, masks, samples, ages, (trained.loss, *losses), state.control, choices, state.since,
-        flops=costs.merging(ctx.task.layout.size, 1 + sum(v > 0 for v in versions)), purpose="merging",
+        flops=costs.merging(ctx.task.layout.size, 1 + len(versions) - versions.count(0)), purpose="merging",
     )  # fmt: skip
     state.since = since
-    state.rates = tuple(0.0 if entry is None else entry.rate for entry in cached)
+    state.rates = tuple([0.0 if entry is None else entry.rate for entry in cached])
     if hyper.pruning and ctx.task.groups.count:
         await agree(ctx, state, [None if entry is None else entry.worth for entry in cached], weights)
-    state.model = replace(trained.model, vector=vector)
+    state.model = Model(vector, trained.model.size, trained.model.mask)
     if hyper.moves:
         state.model = await along(ctx, state.model, start, trained, hyper.rest(state.age) * hyper.own_step, weights)
     state.last = None
@@ -203,7 +203,7 @@ async def along(
         Along(layout.parameters), model.vector, trained.model.vector, start.vector, times, weights,
         flops=2.0 * layout.size, purpose="merging",
     )  # fmt: skip
-    return replace(model, vector=vector)
+    return Model(vector, model.size, model.mask)
 
 
 async def agree(ctx: Context, state: State, others: list[Value | None], weights: Value) -> None:
@@ -227,7 +227,7 @@ async def go_on(ctx: Context, hyper: Hyper, state: State) -> None:
         SlowMomentum(hyper.momentum, layout.parameters), start, state.model.vector, velocity, state.model.mask,
         flops=4.0 * layout.size, purpose="merging",
     )  # fmt: skip
-    state.model = replace(state.model, vector=state.base)
+    state.model = Model(state.base, state.model.size, state.model.mask)
 
 
 async def judge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> Value:

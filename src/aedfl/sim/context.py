@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import costs
 from ..context import SERVER, Context, Message, Model, Program, Size, Spawned, State, Trained
-from ..graph import Op, Value
+from ..graph import PLAIN, Op, Value
 from ..randomness import generator
 from ..training.op import Train
 from ..training.plan import Indices, Plan
@@ -183,7 +183,7 @@ class SimContext(Context):
         self._since = self.now
 
     def save(self, state: State) -> None:
-        self._saved = _copied(dict(state))
+        self._saved = _copied(state if isinstance(state, dict) else dict(state))
 
     def restore(self) -> dict[str, Any] | None:
         return None if self._saved is None else _copied(self._saved)
@@ -213,8 +213,16 @@ class SimContext(Context):
         self.processes = []
 
 
+_SHARED = PLAIN | {Value, Model, tuple}
+"""The usual types of what is no container; most parts of a state need no longer look."""
+
+
 def _copied(thing: Any) -> Any:
     """A copy of the containers; what they hold is immutable and shared."""
     if isinstance(thing, dict):
-        return {key: _copied(part) if isinstance(part, (dict, list)) else part for key, part in thing.items()}
+        copy = dict(thing)
+        for key, part in thing.items():
+            if type(part) not in _SHARED and isinstance(part, (dict, list)):
+                copy[key] = _copied(part)
+        return copy
     return [_copied(part) for part in thing] if isinstance(thing, list) else thing

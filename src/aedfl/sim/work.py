@@ -9,7 +9,7 @@ from weakref import ref
 import numpy as np
 from torch import Tensor
 
-from ..graph import Chosen, Job, Op, Queue, Value, values_in
+from ..graph import PLAIN, Chosen, Job, Op, Queue, Value, values_in
 from ..transfer import Later, arriving
 
 
@@ -84,6 +84,8 @@ class Work:
         self.replaying = False
 
 
+READY = PLAIN - {np.ndarray}
+"""Types that are plain as they are, which most of a row is."""
 Fetched = dict[int, Tensor]
 """Tensors in host memory by the identity of the value."""
 
@@ -106,6 +108,8 @@ def fetch(things: Sequence[Any]) -> Later[list[Any]]:
 
 def plain(value: Any, fetched: Fetched | None = None) -> Any:
     """Values become Python numbers or lists, everywhere in a nested structure."""
+    if type(value) in READY:
+        return value
     if isinstance(value, Value):
         known = None if fetched is None else fetched.get(id(value))
         return (value.get() if known is None else known).tolist()
