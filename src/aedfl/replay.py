@@ -16,13 +16,15 @@ from torch import Tensor
 
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Numbers of rows that graphs are captured for; a batch is padded to the next one."""
+FEW_SIZES = (2, 8, 32, 128)
+"""Those for what is small beside its launches: a capture costs more than the rows that are added."""
 
 Tensors = tuple[Tensor, ...]
 
 
-def padded_size(count: int) -> int:
-    """The next of `SIZES`; beyond them, multiples of 64."""
-    return next((size for size in SIZES if size >= count), -(-count // 64) * 64)
+def padded_size(count: int, sizes: Sequence[int] = SIZES) -> int:
+    """The next of the sizes; beyond them, multiples of 64."""
+    return next((size for size in sizes if size >= count), -(-count // 64) * 64)
 
 
 def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
@@ -92,7 +94,7 @@ def replayed(name: Hashable, function: Callable[..., Tensors], *tensors: Tensor)
     if not tensors[0].is_cuda:
         return function(*tensors)
     count = len(tensors[0])
-    size = padded_size(count)
+    size = padded_size(count, FEW_SIZES)
     key = (name, size, tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors), tensors[0].device)
     if key not in _RECORDED:
         _RECORDED[key] = _record(function, [_padded(tensor, size) for tensor in tensors])
