@@ -60,8 +60,9 @@ class Along(Op):
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         vectors, ends, starts, times, weights = zip(*jobs, strict=True)
-        ways = torch._foreach_mul(torch._foreach_sub(ends, starts), list(times))
-        moved = torch._foreach_add(vectors, ways)
+        moved = torch._foreach_sub(ends, starts)
+        torch._foreach_mul_(moved, list(times))
+        torch._foreach_add_(moved, vectors)
         if self.parameters < vectors[0].shape[0]:
             for job, result, weight in zip(jobs, moved, weights, strict=True):
                 vector, end, start = (part[self.parameters :] for part in job[:3])
@@ -83,7 +84,8 @@ class SlowMomentum(Op):
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         starts, ends, velocities, masks = zip(*jobs, strict=True)
-        faster = torch._foreach_add(torch._foreach_sub(ends, starts), velocities, alpha=self.beta)
+        faster = torch._foreach_sub(ends, starts)
+        torch._foreach_add_(faster, velocities, alpha=self.beta)
         vectors = torch._foreach_add(starts, faster)
         if self.parameters < vectors[0].shape[0]:
             states = [vector[self.parameters :] for vector in vectors]

@@ -53,7 +53,8 @@ class Select(Op):
             _losses(losses, device), torch.stack(own_loss),
         )  # fmt: skip
         *found, since_now = replayed(self, self._decide, *tables)
-        return _cut([len(v) for v in versions], *found, each=since_now)
+        slots = [len(v) for v in versions]
+        return list(zip(*(_cut(slots, table) for table in found), since_now.unbind(), strict=True))
 
     def _decide(
         self, theta: Tensor, seen: Tensor, since: Tensor, numbers: Tensor, losses: Tensor, own_loss: Tensor
@@ -104,8 +105,8 @@ class Merge(Op):
         for part in _chunks(vectors):
             slots = weights.shape[1]
             merged = merge(_stack(vectors[part], slots), _held(masks[part], vectors[part], slots), weights[part])
-            rows = zip(weights[part].float().unbind(), vectors[part], strict=True)
-            results += zip(copies(merged.unbind()), copies([row[: len(job)] for row, job in rows]), strict=True)
+            shares = _cut([len(job) for job in vectors[part]], weights[part].float())
+            results += zip(copies(merged.unbind()), shares, strict=True)
         return results
 
     def _weigh(
@@ -168,13 +169,13 @@ class Learn(Op):
         new_control = self._control(control, last, gradient) if self.control else control
         before = torch.stack(window)
         if not self.selector:
-            return list(zip(new_control, theta, copies(remember(before, reward).unbind()), strict=True))
+            return list(zip(new_control, theta, remember(before, reward).unbind(), strict=True))
         versions, chosen = _sent(reward.device, last[5])[:, 0], _rows(last[6])
         tables = torch.stack(theta), before, _rows(last[4]), versions, chosen, reward
-        moved = (copies(table.unbind()) for table in replayed(self, self._reinforced, *tables))
-        return list(zip(new_control, *moved, strict=True))
+        moved, remembered = replayed(self, self._reinforced, *tables)
+        return list(zip(new_control, copies(moved.unbind()), remembered.unbind(), strict=True))
 
-    def _control(self, control: Any, last: list[Any], gradient: Any) -> list[Tensor]:
+    def _control(self, control: Any, last: list[Any], gradient: Any) -> Sequence[Tensor]:
         vectors, masks, weights, merged = last[:4]
         slopes: list[Tensor] = []
         width = max(len(job) for job in vectors)
@@ -185,7 +186,7 @@ class Learn(Op):
             slope = torch.stack(gradient[part])
             slopes.append(control_gradient(slope, stack, shares, now[part], held, result, self.derivative))
         (found,) = replayed((self, "control"), self._stepped, now, torch.cat(slopes))
-        return copies([row[: old.shape[0]] for row, old in zip(found.unbind(), control, strict=True)])
+        return _cut([old.shape[0] for old in control], found)
 
     def _stepped(self, control: Tensor, slopes: Tensor) -> tuple[Tensor]:
         return (control_step(control, slopes, self.rate, self.step),)
@@ -206,10 +207,9 @@ def _rows(parts: Sequence[Tensor], fill: float = 0.0, width: int = 0) -> Tensor:
     width = max(width, *lengths)
     if min(lengths) == width:
         return torch.stack(list(parts))
-    table = parts[0].new_full((len(parts), width, *parts[0].shape[1:]), fill)
-    for row, part, length in zip(table.unbind(), parts, lengths, strict=True):
-        row[:length] = part
-    return table
+    padding = parts[0].new_full((width, *parts[0].shape[1:]), fill)
+    padded = [piece for part, length in zip(parts, lengths, strict=True) for piece in (part, padding[length:])]
+    return torch.cat(padded).view(len(parts), *padding.shape)
 
 
 def _sent(device: torch.device, *columns: Sequence[np.ndarray[Any, Any]]) -> Tensor:
@@ -231,10 +231,12 @@ def _losses(jobs: Sequence[Sequence[Tensor | None]], device: torch.device) -> Te
     return torch.stack(flat).view(len(jobs), width) if flat else missing.new_empty(len(jobs), 0)
 
 
-def _cut(slots: list[int], *tables: Tensor, each: Tensor) -> list[tuple[Tensor, ...]]:
-    """One tuple per job: its own slots of every table, and its entry of `each`. The tables are small: views will do."""
-    rows = zip(slots, *(table.unbind() for table in tables), each.unbind(), strict=True)
-    return [(*(row[:count] for row in found[:-1]), found[-1]) for count, *found in rows]
+def _cut(slots: Sequence[int], table: Tensor) -> Sequence[Tensor]:
+    """Each job's own slots of a small table: views will do."""
+    rows = table.unbind()
+    if min(slots) == table.shape[1]:
+        return rows
+    return [row[:count] for row, count in zip(rows, slots, strict=True)]
 
 
 def _chunks(vectors: Sequence[Sequence[Tensor | None]]) -> list[slice]:

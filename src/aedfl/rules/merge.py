@@ -8,7 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from .reduce import slot_sum, total
+from .reduce import add_slots, slot_sum, total
 
 TOGETHER = 1 << 22
 """Numbers in a stack of vectors that are summed up one after the other."""
@@ -25,8 +25,8 @@ def merge(vectors: Tensor, masks: Tensor | None, weights: Tensor, own: int = 0) 
     shares = weights.to(vectors.dtype).unsqueeze(-1)
     held = shares > 0 if masks is None else (shares > 0) & masks
     zero = vectors.new_zeros(())
-    summed = slot_sum(torch.where(held, vectors, zero).mul_(shares))
-    holders = slot_sum(torch.where(held, shares, zero))
+    summed = add_slots(torch.where(held, vectors, zero).mul_(shares))
+    holders = add_slots(torch.where(held, shares, zero))
     return torch.where(holders > 0, summed.div_(holders), vectors[:, own])
 
 

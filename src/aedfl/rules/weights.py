@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .merge import merge
-from .reduce import slot_sum, total
+from .reduce import add_slots, slot_sum, total
 
 Derivative = Literal["paper", "exact"]
 Step = Literal["exponentiated", "raw"]
@@ -129,11 +129,8 @@ def _holders(vectors: Tensor, weights: Tensor, masks: Tensor | None) -> Tensor:
     """`S_p`: the summed weight of the models that hold each parameter, [B, P], or [B, 1] without masks."""
     weights = weights.to(vectors.dtype)
     if masks is None:
-        return slot_sum(weights).unsqueeze(1)
-    holders = torch.zeros_like(vectors[:, 0])
-    for slot in range(vectors.shape[1]):
-        holders += weights[:, slot, None] * masks[:, slot]
-    return holders
+        return add_slots(weights.clone()).unsqueeze(1)
+    return add_slots(weights.unsqueeze(-1) * masks)
 
 
 def _held(weights: Tensor, masks: Tensor | None) -> Tensor:
