@@ -71,7 +71,7 @@ class State:
     velocity: Value | None = None
     """With slow momentum: where it was applied last, and what changed between such points of late."""
     age: float = 0.0
-    """Local updates behind the model: averaged with the ages of the models that come, and one more with each. So it
+    """Local updates behind the model: averaged with the ages of the models that come, plus what was trained. So it
     grows alike on fast and slow devices, by the fleet's mean number of updates."""
     next_cut: float = 0.0
     """Age at which the next pruning step is due."""

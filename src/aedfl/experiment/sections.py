@@ -132,7 +132,7 @@ class Stop(Section):
 
     virtual_seconds: Positive | None = None
     updates: Count | None = None
-    """Local updates of each device."""
+    """Local updates of each device, as its program counts them: AEDFL has one for every exchange of models."""
     target_accuracy: Annotated[float, Field(gt=0, le=1)] | None = None
     """The time to reach it is reported."""
     stop_at_target: bool = False
