@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -170,11 +171,11 @@ class Queue:
 def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
     """How many queued jobs each job needs, and who needs it."""
     missing: dict[Node, int] = {}
-    dependents: dict[Node, list[Node]] = {}
+    dependents: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in nodes:
         missing[node] = len(node.needs)
         for need in node.needs:
-            dependents.setdefault(need, []).append(node)
+            dependents[need].append(node)
         node.needs = []
     return missing, dependents
 
