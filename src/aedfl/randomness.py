@@ -13,6 +13,9 @@ from numpy.random.bit_generator import ISeedSequence
 
 Key = int | str
 
+_START = np.zeros(4, np.uint64)
+"""Philox's counter at its beginning; by default NumPy makes such an array each time."""
+
 
 def digest(*key: Key) -> int:
     """A 64-bit number that depends on every part of the key."""
@@ -22,7 +25,7 @@ def digest(*key: Key) -> int:
 
 def generator(*key: Key) -> np.random.Generator:
     """A NumPy generator for that key."""
-    return np.random.Generator(np.random.Philox(_Seed(digest(*key))))  # type: ignore[arg-type]
+    return np.random.Generator(np.random.Philox(_Seed(digest(*key)), counter=_START))  # type: ignore[arg-type]
 
 
 class _Seed(ISeedSequence):

@@ -65,19 +65,24 @@ def arriving(tensors: Sequence[Tensor]) -> Later[list[Tensor]]:
     for place, tensor in enumerate(tensors):
         if away(tensor):
             kinds.setdefault((tensor.device, tensor.dtype), []).append(place)
-    sources = [torch.cat([tensors[place].flatten() for place in places]) for places in kinds.values()]
+    sources = [torch.cat([_flat(tensors[place]) for place in places]) for places in kinds.values()]
     for source, places in zip(sources, kinds.values(), strict=True):
         copy, event = begin_copy(source)
         events.append(event)
         parts = torch.split(copy, [tensors[place].numel() for place in places])
         for place, part in zip(places, parts, strict=True):
-            found[place] = part.view(tensors[place].shape)
+            found[place] = part if tensors[place].dim() == 1 else part.view(tensors[place].shape)
 
     def arrived() -> list[Tensor]:
         sources.clear()  # until now they had to stay where they were copied from
         return found
 
     return Later(arrived, events)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Most are flat already, and there may be thousands."""
+    return tensor if tensor.dim() == 1 else tensor.flatten()
 
 
 def begin_copy(source: Tensor) -> tuple[Tensor, Event]:
