@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -224,9 +225,15 @@ def _sent(device: torch.device, *columns: Sequence[np.ndarray[Any, Any]]) -> Ten
     return torch.from_numpy(table).to(device, non_blocking=True)
 
 
+@cache
+def _infinity(device: torch.device) -> Tensor:
+    """Made once: it is needed for every batch, and never written to."""
+    return torch.full((), torch.inf, device=device)
+
+
 def _losses(jobs: Sequence[Sequence[Tensor | None]], device: torch.device) -> Tensor:
     """[B, M], infinite where there is none."""
-    missing, width = torch.full((), torch.inf, device=device), max(len(job) for job in jobs)
+    missing, width = _infinity(device), max(len(job) for job in jobs)
     flat = [missing if value is None else value for job in jobs for value in (*job, *[None] * (width - len(job)))]
     return torch.stack(flat).view(len(jobs), width) if flat else missing.new_empty(len(jobs), 0)
 
