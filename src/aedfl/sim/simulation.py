@@ -7,6 +7,7 @@ the simulation then flushes the queue, perhaps after advancing other simulations
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from ..training.plan import Indices, Plan, Trainer
 from .context import SimContext
 from .fleet import Change, Fleet
 from .network import Links, Network
-from .work import Work, plain
+from .work import Work, fetch
 
 SERVER_SPEED = 10.0
 """A server computes this many times as fast as the fastest device."""
@@ -215,9 +216,10 @@ class Simulation:
             if any(value.data is None for value in values):
                 return False
         if not self.work.replaying:
-            for event, values in self.reads:
-                self.journal.record([plain(value) for value in values])
-                event.succeed([plain(value) for value in values])
+            answers = fetch([values for _, values in self.reads]).get()
+            for (event, _), answer in zip(self.reads, answers, strict=True):
+                self.journal.record(answer)
+                event.succeed(deepcopy(answer))  # the program may change its own
         self.reads.clear()
         return True
 
