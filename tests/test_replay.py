@@ -7,7 +7,12 @@ import gc
 import pytest
 import torch
 
-from aedfl.replay import _uncollected, capture, padded_size
+from aedfl.replay import _uncollected, capture, most_models, padded_size
+
+
+def test_a_batch_has_the_fewer_models_the_larger_they_are() -> None:
+    found = [most_models(macs) for macs in (0, 0.283e6, 1.5e6, 4.85e6, 136e6)]
+    assert found == [128, 128, 64, 24, 24]
 
 
 def test_sizes_are_padded_up() -> None:

@@ -226,9 +226,9 @@ Program = Callable[[Context, Any], Coroutine[Any, Any, None]]
 """An `async def program(ctx, hyper)`."""
 
 
-def option(default: Any, text: str) -> Any:
-    """A hyper-parameter's default value and its line of help."""
-    return field(default=default, metadata={"help": text})
+def option(default: Any, text: str, least: float | None = 0, most: float | None = None) -> Any:
+    """A hyper-parameter's default value, its line of help, and, of a number, the bounds of what is allowed."""
+    return field(default=default, metadata={"help": text, "least": least, "most": most})
 
 
 @dataclass(frozen=True)

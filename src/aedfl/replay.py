@@ -27,6 +27,12 @@ def padded_size(count: int, sizes: Sequence[int] = SIZES) -> int:
     return next((size for size in sizes if size >= count), -(-count // 64) * 64)
 
 
+def most_models(macs: float) -> int:
+    """Models in a batch: enough to keep a large GPU busy; more would only take memory, for each size that comes up."""
+    wanted = max(24.0, 96e6 / max(1.0, macs))
+    return max(size for size in SIZES if size <= wanted)
+
+
 def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     """A CUDA graph of the call, after two runs that let libraries choose their kernels.
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aedfl.algorithms import METHODS
 from aedfl.errors import UserError
 from aedfl.experiment import config as c
 
@@ -205,6 +206,22 @@ def test_hyper_parameters_are_coerced_to_their_fields() -> None:
 def test_a_wrong_hyper_parameter_is_named(overrides: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         c.make_hyper(Hyper(), overrides)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_no_method_takes_a_negative_number(name: str) -> None:
+    hyper = METHODS[name].hyper
+    for field in dataclasses.fields(hyper):
+        value = getattr(hyper, field.name)
+        if type(value) in (int, float):
+            assert c.make_hyper(hyper, {field.name: value}) == hyper, "what it is by default is allowed"
+            with pytest.raises(UserError, match=f"hyper.{field.name} = -1: must be greater than or equal to [01]"):
+                c.make_hyper(hyper, {field.name: -1})
+
+
+def test_a_share_is_not_above_one() -> None:
+    with pytest.raises(UserError, match=r"hyper.max_rate = 1.5: must be less than or equal to 1"):
+        c.make_hyper(METHODS["aedfl"].hyper, {"max_rate": 1.5})
 
 
 def test_a_method_without_hyper_parameters_says_so() -> None:

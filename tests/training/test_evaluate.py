@@ -73,7 +73,7 @@ def test_rows_are_all_or_a_keyed_few() -> None:
 # Many models at once, as on a GPU ----------------------------------------------------------------------------------
 
 
-def compare(task: Task) -> None:
+def assert_scored_alike(task: Task) -> None:
     """Models one by one and together, in chunks of which the last is short."""
     evaluator, random = Evaluator(task), torch.Generator().manual_seed(0)
     vectors = [task.start * (1 + 0.3 * torch.randn(task.start.shape, generator=random)) for _ in range(3)]
@@ -87,17 +87,18 @@ def compare(task: Task) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_models_together_are_scored_as_alone(name: str) -> None:
-    compare(built_in(name))
+    assert_scored_alike(built_in(name))
 
 
 @pytest.mark.parametrize("metric", [None, lambda output, target: (output - target).abs().mean()])
 def test_numbers_are_scored_together_as_alone(metric: Any) -> None:
-    compare(own(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), classes=None, metric=metric))
+    assert_scored_alike(own(nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), classes=None, metric=metric))
 
 
 def test_a_loss_that_is_no_mean_is_that_of_each_models_chunk() -> None:
     """Over all models it would be another one."""
-    compare(own(nn.Linear(6, 4), loss=lambda output, target: nn.functional.cross_entropy(output, target).exp()))
+    task = own(nn.Linear(6, 4), loss=lambda output, target: nn.functional.cross_entropy(output, target).exp())
+    assert_scored_alike(task)
 
 
 def test_few_models_are_scored_at_once_where_maps_are_large() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aedfl.training.plan import Plan, TrainJob, batches
+from aedfl.training.plan import Plan, TrainJob, batches, shared_out
 
 
 def job(samples: int, epochs: int = 1, key: tuple[int, ...] = (0, 0, 1)) -> TrainJob:
@@ -49,3 +50,11 @@ def test_a_lone_sample_is_left_out_where_two_are_needed() -> None:
 def test_jobs_that_differ_in_epochs_and_rate_share_a_batch() -> None:
     plan = Plan(momentum=0.9)
     assert plan.shape() == replace(plan, epochs=7, lr=0.5).shape() != replace(plan, momentum=0.8).shape()
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(0, []), (1, [1]), (24, [24]), (25, [12, 13]), (60, [20, 20, 20])])
+def test_jobs_are_shared_out_evenly_and_in_order(count: int, sizes: list[int]) -> None:
+    jobs = [TrainJob(torch.zeros(1), np.arange(1), (number,), 0.1, 1) for number in range(count)]
+    parts = shared_out(jobs, 24)
+    assert [len(part) for part in parts] == sizes
+    assert [job.key for part in parts for job in part] == [job.key for job in jobs]

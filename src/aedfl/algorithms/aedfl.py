@@ -51,7 +51,7 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
         start = state.model
         trained = await ctx.train(start, plan(ctx, hyper, state))
         if state.cut is not None:
-            trained = await settle(ctx, state, trained)
+            trained = await shrunk(ctx, state, trained)
         if hyper.pruning:
             (state.largest,) = await ctx.compute(
                 LargestNorm(), state.largest, trained.gradient,
@@ -273,7 +273,7 @@ async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> di
         state.kept = kept
         take_out(state, mask, rate, size)
         return {"prune_rate": rate, "raw_rate": raw, "kept": kept}
-    if hyper.regroup and state.kept is not None and state.age >= state.next_group:
+    if hyper.regroup and hyper.view < 1 and state.kept is not None and state.age >= state.next_group:
         return await regroup(ctx, hyper, state)
     return {"prune_rate": state.rate}
 
@@ -303,7 +303,7 @@ def take_out(state: State, mask: Value, rate: Value, size: list[Value]) -> None:
     state.last = state.judged = None
 
 
-async def settle(ctx: Context, state: State, trained: Trained) -> Trained:
+async def shrunk(ctx: Context, state: State, trained: Trained) -> Trained:
     """Reads how much the last pruning left over; the trained model is of that size."""
     assert state.cut is not None
     entries, macs, state.rate = await ctx.read(*state.cut)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ..errors import UserError
 from .complaints import allowed, shown, unknown
@@ -41,13 +41,21 @@ def _types(default: Any) -> dict[str, Any]:
     """Field types; those of the default values where annotations cannot be resolved (a user's own file)."""
     guessed = {field.name: type(getattr(default, field.name)) for field in dataclasses.fields(default)}
     try:
-        return guessed | typing.get_type_hints(type(default))
+        types = guessed | typing.get_type_hints(type(default))
     except NameError:
-        return guessed
+        types = guessed
+    return {field.name: _bounded(types[field.name], field.metadata) for field in dataclasses.fields(default)}
+
+
+def _bounded(kind: Any, metadata: Mapping[str, Any]) -> Any:
+    """The type with the bounds that an `option` has given; only numbers have any."""
+    if kind not in (int, float) or "least" not in metadata:
+        return kind
+    return Annotated[kind, Field(ge=metadata["least"], le=metadata["most"])]
 
 
 def _fit(name: str, value: Any, kind: Any) -> Any:
-    if isinstance(value, bool) and kind in (int, float):
+    if isinstance(value, bool) and (kind in (int, float) or typing.get_origin(kind) is Annotated):
         raise UserError(f"hyper.{name} = {shown(value)}: must be a number")
     if value == NONE and type(None) in typing.get_args(kind):
         return None

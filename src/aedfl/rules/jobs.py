@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..graph import Job, Op
 from ..replay import copies, replayed
+from ..transfer import sent
 from .baseline import advantage, remember
 from .features import selector_features
 from .merge import merge
@@ -222,7 +223,7 @@ def _sent(device: torch.device, *columns: Sequence[np.ndarray[Any, Any]]) -> Ten
     for place, rows in enumerate(columns):
         for job, row in enumerate(rows):
             table[job, place, : len(row)] = row
-    return torch.from_numpy(table).to(device, non_blocking=True)
+    return sent(torch.from_numpy(table), device)
 
 
 @cache

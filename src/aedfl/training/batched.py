@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from ..randomness import torch_seed
+from ..replay import most_models, padded_size
 from ..task import Task
 from .gradients import batched_gradients
-from .plan import Plan, TrainJob, TrainResult, batches
-
-GPU_SIZES = (2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+from .plan import Plan, TrainJob, TrainResult, batches, shared_out
 
 
 def supports(task: Task) -> bool:
@@ -40,9 +39,7 @@ def supports(task: Task) -> bool:
 
 def padded(count: int, gpu: bool) -> int:
     """Rows that a batch of `count` jobs is run with."""
-    if not gpu:
-        return max(2, count)
-    return next((size for size in GPU_SIZES if size >= count), count)
+    return max(2, padded_size(count) if gpu else count)
 
 
 @contextmanager
@@ -78,20 +75,16 @@ class Stack:
 class BatchedTrainer:
     """Trains the jobs of a call as one batch with `vmap`."""
 
-    limit = 128
-
     def __init__(self, task: Task) -> None:
         self.task = task
+        self.limit = most_models(task.macs)
         self._gpu = task.device.type == "cuda"
         self._gradients = batched_gradients(task, deepcopy(task.module).train())
         self._graphs: dict[object, _Captured] = {}
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
-        results: list[TrainResult] = []
         with _each_alone():
-            for begin in range(0, len(jobs), self.limit):
-                results += self._train_batch(plan, jobs[begin : begin + self.limit])
-        return results
+            return [result for part in shared_out(jobs, self.limit) for result in self._train_batch(plan, part)]
 
     def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         count = padded(len(jobs), self._gpu)

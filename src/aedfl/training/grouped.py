@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..randomness import torch_seed
-from ..replay import SIZES, capture, copies, padded_size
+from ..replay import capture, copies, most_models, padded_size
 from ..task import Task
 from ..transfer import sent
-from .plan import Plan, TrainJob, TrainResult, batches
+from .plan import Plan, TrainJob, TrainResult, batches, shared_out
 from .stacked import Act, Stacked, has_kernels, kernels
 
 STEPS = 32
@@ -32,12 +32,6 @@ FEW = 8
 """A step is not run for fewer rows than this only because other models are done: it would hardly be faster."""
 Order = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 """Sample numbers [steps, batch]."""
-
-
-def most_models(macs: float) -> int:
-    """Models in a batch: enough to keep a large GPU busy; more would only take memory, for each size that comes up."""
-    wanted = max(24.0, 96e6 / macs)
-    return max(size for size in SIZES if size <= wanted)
 
 
 def supports(task: Task) -> bool:
@@ -103,12 +97,7 @@ class GroupedTrainer:
         self._most = self._room = 0
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
-        results: list[TrainResult] = []
-        pieces = max(1, -(-len(jobs) // self.limit))
-        size = max(1, -(-len(jobs) // pieces))
-        for begin in range(0, len(jobs), size):
-            results += self._train_batch(plan, jobs[begin : begin + size])
-        return results
+        return [result for part in shared_out(jobs, self.limit) for result in self._train_batch(plan, part)]
 
     def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         orders = [batches(job, plan.batch_size) for job in jobs]

@@ -70,6 +70,12 @@ class Trainer(Protocol):
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]: ...
 
 
+def shared_out(jobs: list[TrainJob], most: int) -> list[list[TrainJob]]:
+    """The jobs in parts of at most so many, all of about the same size."""
+    parts = -(-len(jobs) // most)
+    return [jobs[len(jobs) * k // parts : len(jobs) * (k + 1) // parts] for k in range(parts)]
+
+
 def batches(job: TrainJob, batch_size: int, least: int = 1) -> Indices:
     """Sample numbers [steps, batch_size] of all epochs, each in an order of its own; -1 pads the last batch.
 
