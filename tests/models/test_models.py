@@ -53,6 +53,13 @@ def test_costs_are_those_of_the_paper() -> None:
     assert round(count_macs(build("resnet8", (3, 32, 32), 10), (3, 32, 32)) / 1e6, 1) == 12.5
 
 
+def test_words_start_far_apart() -> None:
+    """With embeddings of a tenth of this length, a thousand steps of plain SGD bring little more than chance."""
+    weight = next(build("textcnn", (256,), 2, seed=0, vocabulary=2_000).parameters())
+    assert weight.shape == (2_000, 50)
+    assert weight.std().item() == pytest.approx(1.0, abs=0.02)
+
+
 @pytest.mark.parametrize(("name", "shape", "classes", "options", "macs", "size"), SMALL, ids=SMALL_IDS)
 def test_gradients_of_many_models_at_once_are_those_of_each(
     name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any], macs: int, size: int

@@ -17,7 +17,6 @@ class TextCNN(nn.Module):
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.convs = nn.ModuleList(nn.Conv1d(embedding, filters, width) for width in WIDTHS)
         self.out = nn.Linear(filters * len(WIDTHS), classes)
-        nn.init.normal_(self.embedding.weight, std=0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         words = self.embedding(x).transpose(1, 2)
