@@ -86,6 +86,8 @@ class Run:
             while not self.sim.advance(due):
                 yield
             ended = self.sim.done or due >= limit
+            if ended:
+                self.sim.end()
             if not self._skip():
                 yield
                 ended = self._evaluate() or ended

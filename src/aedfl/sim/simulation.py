@@ -208,6 +208,13 @@ class Simulation:
         self.time = float(env.now) if self.done else until
         return True
 
+    def end(self) -> None:
+        """Stops all programs where they are: what only they wait for, such as training under way, is never computed."""
+        for node in [*self.contexts, *([self.server] if self.server else [])]:
+            node.kill()
+        while self.env.peek() <= self.env.now:
+            self.env.step()
+
     def _answer(self) -> bool:
         for event, values in self.reads:
             if self.work.replaying:
