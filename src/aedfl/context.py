@@ -160,6 +160,13 @@ class Context(ABC):
         """
 
     @abstractmethod
+    async def spend(self, flops: float, purpose: str) -> None:
+        """Takes the time of work whose results came with those of an earlier `compute`, and books it.
+
+        One job that does several things for many devices at once is cheaper to simulate than several jobs.
+        """
+
+    @abstractmethod
     def known(self, data: Tensor) -> Value:
         """A value for a tensor that needs no computing, such as a start value."""
 

@@ -90,11 +90,20 @@ class SlowMomentum(Op):
         if self.parameters < vectors[0].shape[0]:
             states = [vector[self.parameters :] for vector in vectors]
             torch._foreach_copy_(states, [end[self.parameters :] for end in ends])
-        for vector, end, velocity, mask in zip(vectors, ends, faster, masks, strict=True):
-            if mask is not None:
-                vector.copy_(torch.where(mask, vector, end))
-                velocity.mul_(mask)
+        masked = [job for job in zip(vectors, ends, faster, masks, strict=True) if job[3] is not None]
+        if masked:
+            _at_rest(*zip(*masked, strict=True))
         return list(zip(vectors, faster, strict=True))
+
+
+def _at_rest(
+    vectors: Sequence[Tensor], ends: Sequence[Tensor], faster: Sequence[Tensor], masks: Sequence[Tensor]
+) -> None:
+    """Where the masks remove, puts the vectors to the ends and takes away their velocity; all in a few launches."""
+    kept = torch.stack(list(masks))
+    places = torch.where(kept, torch.stack(list(vectors)), torch.stack(list(ends)))
+    torch._foreach_copy_(list(vectors), list(places.unbind()))
+    torch._foreach_mul_(list(faster), list(kept.to(places.dtype).unbind()))
 
 
 def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) -> Tensor:

@@ -161,6 +161,18 @@ def check_compute_runs_a_function_on_values(harness: Harness) -> None:
     assert harness.run(program) == {0: [expected], 1: [expected]}
 
 
+def check_spending_takes_a_part_of_no_result(harness: Harness) -> None:
+    """Work that came with an earlier job: time goes on, and nothing else changes."""
+
+    async def program(ctx: Context, note: Note) -> None:
+        doubled, _ = await ctx.compute(Scaled(2.0), ctx.known(torch.ones(3)), flops=10.0, purpose="test")
+        before = ctx.now
+        await ctx.spend(10.0, "test")
+        note([ctx.now >= before, ctx.update, *await ctx.read(doubled)])
+
+    assert harness.run(program, devices=1)[0] == [[True, 0, [2.0] * 3]]
+
+
 def check_read_gives_plain_numbers(harness: Harness) -> None:
     tensors = (torch.tensor(1.5), torch.tensor(2), torch.tensor(True), torch.tensor([[1, 2], [3, 4]]))
 

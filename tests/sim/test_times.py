@@ -41,6 +41,18 @@ def test_training_takes_the_devices_seconds() -> None:
     assert times(train_once, seconds=[2.0, 5.0]) == {0: [2.0], 1: [5.0]}
 
 
+def test_work_that_came_with_an_earlier_job_takes_its_time_too() -> None:
+    """A local update of 15 parameters is 12 MACs x 6 samples x 6 operations in 2 s; half of that is spent twice."""
+
+    async def program(ctx: Context, note: Any) -> None:
+        await ctx.compute(Scaled(2.0), ctx.known(torch.ones(1)), flops=216.0, purpose="first")
+        note()
+        await ctx.spend(216.0, "second")
+        note()
+
+    assert times(program, devices=1, seconds=2.0) == {0: [pytest.approx(1.0), pytest.approx(2.0)]}
+
+
 def test_training_takes_longer_with_more_samples() -> None:
     """`seconds` are those of the mean number of samples, 6 here."""
     few, many = tiny_rows(0)[0][:3], torch.arange(10, 19).numpy()

@@ -17,9 +17,10 @@ import torch
 
 from .. import costs, forms
 from ..context import Context, Method, Model, Size, Trained
-from ..graph import Chosen, Value
-from ..ops import Along, HeldOut, LargestNorm, SlowMomentum
-from ..rules.jobs import Agree, Learn, Merge, Select
+from ..graph import Chosen, Job, Value
+from ..ops import HeldOut, LargestNorm, SlowMomentum
+from ..rules.exchange import Exchange
+from ..rules.jobs import Learn, Merge, Select
 from ..rules.selector import reinforce_flops, selector_flops
 from ..rules.weights import control_flops
 from ..sparsity.job import Budget, Prune, Regroup
@@ -48,8 +49,7 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
     while ctx.running:
         await follow(ctx, state)
         began = ctx.now
-        start = state.model
-        trained = await ctx.train(start, plan(ctx, hyper, state))
+        trained = await ctx.train(state.model, plan(ctx, hyper, state))
         if state.cut is not None:
             trained = await shrunk(ctx, state, trained)
         if hyper.pruning:
@@ -59,15 +59,14 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
             )  # fmt: skip
         await receive(ctx, hyper, state, ctx.now - began)
         await learn(ctx, hyper, state, trained)
-        metrics = await merge(ctx, hyper, state, trained)
-        if hyper.weighting and hyper.momentum and not state.quiet:
-            await go_on(ctx, hyper, state)
+        metrics, further = await merge(ctx, hyper, state, trained)
         loss = await judge(ctx, hyper, state, trained)
         if prune is not None:
             metrics |= await prune(ctx, hyper, state, metrics["weights"])
         sent = state.model
-        if hyper.moves and hyper.sent_step != hyper.own_step:
-            sent = await along(ctx, sent, start, trained, hyper.rest(state.age) * (hyper.sent_step - hyper.own_step))
+        if further is not None:
+            await ctx.spend(2.0 * ctx.task.layout.size, "merging")
+            sent = Model(further, sent.size, sent.mask)
         send(ctx, hyper, state, sent, loss)
         ctx.publish(state.model, loss=trained.loss, **metrics)
         ctx.save(vars(state))
@@ -147,8 +146,11 @@ async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> N
     )  # fmt: skip
 
 
-async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> dict[str, Any]:
-    """Formulas importanceDef, weightDef and parameterAggregation over the models that the selector picks."""
+async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> tuple[dict[str, Any], Value | None]:
+    """Formulas importanceDef, weightDef and parameterAggregation over the models that the selector picks.
+
+    Returns metrics, and the vector to send where it is not that of the new model.
+    """
     slots = ctx.in_neighbours
     cached = [state.cache.get(source) for source in slots]
     versions = tuple([0 if entry is None else entry.version for entry in cached])
@@ -161,73 +163,68 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> d
         ctx.random("selection").random(len(slots)) if hyper.selection else np.zeros(len(slots)),
         flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
     )  # fmt: skip
-    start = state.model
-    models = [start if hyper.moves else trained.model, *[None if entry is None else entry.model for entry in cached]]
+    models = [state.model if hyper.moves else trained.model, *[None if entry is None else entry.model for entry in cached]]
     vectors = tuple([None if model is None else model.vector for model in models])
     masks = tuple([None if model is None else model.mask for model in models])
     samples = np.array([ctx.samples, *[entry.samples if entry else 0 for entry in cached]])
-    vector, weights = await ctx.compute(
-        Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power, hyper.own_power),
-        vectors, masks, samples, ages, (trained.loss, *losses), state.control, choices, state.since,
-        flops=costs.merging(ctx.task.layout.size, 1 + len(versions) - versions.count(0)), purpose="merging",
-    )  # fmt: skip
+    merging = vectors, masks, samples, ages, (trained.loss, *losses), state.control, choices, state.since
+    result, weights, further = await exchange(ctx, hyper, state, trained, merging, cached)
     state.since = since
     state.rates = tuple([0.0 if entry is None else entry.rate for entry in cached])
-    if hyper.pruning and ctx.task.groups.count:
-        await agree(ctx, state, [None if entry is None else entry.worth for entry in cached], weights)
-    state.model = Model(vector, trained.model.size, trained.model.mask)
-    if hyper.moves:
-        state.model = await along(ctx, state.model, start, trained, hyper.rest(state.age) * hyper.own_step, weights)
     state.last = None
     if hyper.learns:
-        state.last = Merged(vectors, masks, weights, vector, features, versions, choices)
+        state.last = Merged(vectors, masks, weights, result, features, versions, choices)
     merged = Chosen(tuple(zip(slots, ages.tolist(), strict=True)), choices)
     if not hyper.selection and not hyper.reuse_merged:
         state.cache = {}  # what is not chosen by the selector may be chosen later
     metrics = {"merged": merged, "weights": weights}
     metrics |= {"priorities": probabilities} if hyper.selection else {}
-    return metrics | ({"control": state.control} if hyper.weighting else {})
+    return metrics | ({"control": state.control} if hyper.weighting else {}), further
 
 
-async def along(
-    ctx: Context, model: Model, start: Model, trained: Trained, times: float, weights: Value | None = None
-) -> Model:
-    """The model, moved by so many times the update that has just been made.
+async def exchange(
+    ctx: Context, hyper: Hyper, state: State, trained: Trained, merging: Job, cached: list[Cached | None]
+) -> tuple[Value, Value, Value | None]:
+    """From the models to the next one, in one job; what was merged, by which weights, and what to send instead.
 
     A device that weighs its trained model against k others puts 1/(k+1) of its update into the merged model, and with
-    it into what it sends: the more it hears, the slower the fleet. What was there before the update is averaged here;
+    it into what it sends: the more it hears, the slower the fleet. So what was there before the update is averaged;
     the update itself counts whole, as it does where a server adds it to its model.
+
+    Slow momentum (Wang et al., ICLR 2020): directions that many merges have in common add up, others cancel. The mean
+    of n models moves by the n-th part of each device's update; a server that averages ten moves faster. Updates between
+    two merges are one step: momentum on each would carry a device further its own way.
+
+    As the paper does with pruning rates: what units are worth is averaged with those whose models are merged.
     """
-    layout = ctx.task.layout
-    (vector,) = await ctx.compute(
-        Along(layout.parameters), model.vector, trained.model.vector, start.vector, times, weights,
-        flops=2.0 * layout.size, purpose="merging",
-    )  # fmt: skip
-    return Model(vector, model.size, model.mask)
-
-
-async def agree(ctx: Context, state: State, others: list[Value | None], weights: Value) -> None:
-    """As the paper does with pruning rates: what units are worth is averaged with those whose models are merged."""
-    units = ctx.task.groups.count
-    own = state.worth or ctx.known(torch.zeros(units))
-    flops = costs.merging(units, 1 + sum(other is not None for other in others))
-    (state.worth,) = await ctx.compute(Agree(), (own, *others), weights, flops=flops, purpose="pruning")
-
-
-async def go_on(ctx: Context, hyper: Hyper, state: State) -> None:
-    """Slow momentum (Wang et al., ICLR 2020): directions that many merges have in common add up, others cancel.
-
-    The mean of n models moves by the n-th part of each device's update; a server that averages ten moves faster.
-    Updates between two merges are one step: momentum on each would carry a device further its own way.
-    """
-    layout = ctx.task.layout
-    start = state.base or ctx.initial().vector
-    velocity = state.velocity or ctx.known(torch.zeros(layout.size))
-    state.base, state.velocity = await ctx.compute(
-        SlowMomentum(hyper.momentum, layout.parameters), start, state.model.vector, velocity, state.model.mask,
-        flops=4.0 * layout.size, purpose="merging",
-    )  # fmt: skip
-    state.model = Model(state.base, state.model.size, state.model.mask)
+    layout, units, rest = ctx.task.layout, ctx.task.groups.count, hyper.rest(state.age)
+    there = 1 + sum(entry is not None for entry in cached)
+    worths = update = pace = None
+    if hyper.pruning and units:
+        known = [None if entry is None else entry.worth for entry in cached]
+        worths = state.worth or ctx.known(torch.zeros(units)), *known
+    if hyper.moves:
+        more = rest * (hyper.sent_step - hyper.own_step)
+        update = trained.model.vector, rest * hyper.own_step, more or None
+    if hyper.weighting and hyper.momentum and not state.quiet:
+        pace = state.base or ctx.initial().vector, state.velocity or ctx.known(torch.zeros(layout.size))
+    op = Exchange(
+        Merge(hyper.weighting, hyper.own_staleness == "counted", hyper.loss_power, hyper.own_power),
+        SlowMomentum(hyper.momentum, layout.parameters),
+    )
+    merged, weights, worth, vector, velocity, sent = await ctx.compute(
+        op, merging, worths, update, pace, flops=costs.merging(layout.size, there), purpose="merging"
+    )
+    if worths:
+        state.worth = worth
+        await ctx.spend(costs.merging(units, 1 + sum(other is not None for other in worths[1:])), "pruning")
+    if update:
+        await ctx.spend(2.0 * layout.size, "merging")
+    if pace:
+        state.base, state.velocity = vector, velocity
+        await ctx.spend(4.0 * layout.size, "merging")
+    state.model = Model(vector, trained.model.size, trained.model.mask)
+    return merged, weights, sent if update and update[2] else None
 
 
 async def judge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> Value:

@@ -105,17 +105,17 @@ class SimContext(Context):
         )
         vector, loss, first_loss, gradient = self.sim.work.submit(Train(self.sim.trainer, plan.shape()), args)
         samples = self.samples * plan.epochs
-        await self._spend(costs.training(model.size.macs, samples), "training")
+        await self.spend(costs.training(model.size.macs, samples), "training")
         self.sim.samples += samples
         trained = Model(vector, model.size, model.mask)
         return Trained(trained, loss, first_loss, gradient, plan.steps(self.samples))
 
     async def compute(self, op: Op, *args: Any, flops: float, purpose: str) -> tuple[Value, ...]:
         values = self.sim.work.submit(op, args)
-        await self._spend(flops, purpose)
+        await self.spend(flops, purpose)
         return values
 
-    async def _spend(self, flops: float, purpose: str) -> None:
+    async def spend(self, flops: float, purpose: str) -> None:
         seconds = flops / self._speed
         await On(self.sim.env.timeout(seconds))
         self.sim.costs[purpose] = self.sim.costs.get(purpose, 0.0) + seconds

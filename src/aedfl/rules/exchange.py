@@ -1,0 +1,65 @@
+"""What AEDFL makes of a local update and of the models it has, as one job: merge, agree, count the update, go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..graph import Job, Op
+from ..ops import Along, SlowMomentum
+from .jobs import Agree, Merge
+
+Results = Sequence[tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Exchange(Op):
+    """The steps from selected models to the next ones, each for the jobs that have it.
+
+    Jobs are (job of `Merge`, worths, update, pace). What is None leaves its step out: `worths` M+1 those of `Agree`;
+    `update` (end, times, times sent) the end of training, and how often the way there is added to what was merged and
+    then once more (None: not) to what is sent; `pace` (base, velocity) those of `SlowMomentum`.
+    Results are (merged [P], weights [M+1], worth, vector [P], velocity, sent [P]); those of steps that were left out
+    are what came before them.
+    """
+
+    merge: Merge
+    momentum: SlowMomentum
+    outputs: ClassVar[int] = 6
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        merging, worths, updates, paces = zip(*jobs, strict=True)
+        starts, masks = [job[0][0] for job in merging], [job[1][0] for job in merging]
+        found = self.merge.run(merging)
+        merged, weights = zip(*found, strict=True)
+        agreed = _each(Agree(), [given and (given, share) for given, share in zip(worths, weights, strict=True)], found)
+        along = Along(self.momentum.parameters)
+        moves = [
+            update and (vector, update[0], start, update[1], share)
+            for vector, share, start, update in zip(merged, weights, starts, updates, strict=True)
+        ]
+        moved = _each(along, moves, found)
+        going = [
+            pace and (pace[0], vector, pace[1], mask)
+            for pace, (vector, *_), mask in zip(paces, moved, masks, strict=True)
+        ]
+        gone = _each(self.momentum, going, [(vector, vector) for vector, *_ in moved])
+        further = [
+            update and update[2] and (vector, update[0], start, update[2], None)
+            for (vector, _), start, update in zip(gone, starts, updates, strict=True)
+        ]
+        sent = _each(along, further, gone)
+        parts = zip(found, agreed, gone, sent, strict=True)
+        return [(*mean, worth[0], *new, out[0]) for mean, worth, new, out in parts]
+
+
+def _each(op: Op, jobs: Sequence[Job | None], otherwise: Results) -> Results:
+    """The op's results for the jobs that there are, and the other ones for those that are None."""
+    there = [job for job in jobs if job]
+    if not there:
+        return otherwise
+    found = iter(op.run(there))
+    return [next(found) if job else other for job, other in zip(jobs, otherwise, strict=True)]
