@@ -175,6 +175,65 @@ def test_values_are_found_and_resolved_in_nested_arguments() -> None:
     assert resolve((a, "x", (None, [b], 4))) == (a.data, "x", (None, (b.data,), 4))
 
 
+@dataclass(frozen=True)
+class Even(Heavy):
+    """Likes batches of one size, or all alike; the second argument of a job is how long it takes."""
+
+    size: int | None = None
+    ran: list[list[float]] = field(default_factory=list, compare=False)
+    asked: list[tuple[int, int]] = field(default_factory=list, compare=False)
+
+    def at_once(self, left: int, rounds: int) -> int:
+        self.asked.append((left, rounds))
+        return self.size or -(-left // rounds)
+
+    def length(self, job: Job) -> float:
+        return float(job[1])
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        self.ran.append([length for _, length in jobs])
+        return super().run([(numbers,) for numbers, _ in jobs])
+
+
+def lasting(queue: Queue, op: Op, length: float, *numbers: Any) -> Value:
+    (value,) = queue.submit(op, (numbers, length), [0])
+    return value
+
+
+def test_heavy_jobs_that_can_wait_fill_up_later_batches() -> None:
+    """A chain of three and three single jobs: two at a time instead of four, one and one."""
+    queue, op = Queue(), Even()
+    chain = lasting(queue, op, 1.0, known(1.0))
+    singles = [lasting(queue, op, length, known(length)) for length in (5.0, 7.0, 6.0)]
+    for _ in range(2):
+        chain = lasting(queue, op, 1.0, submit(queue, Add(1.0), chain))
+    queue.flush()
+    assert op.asked == [(6, 3), (4, 2), (2, 1)] and queue.batches == [2, 2, 2]
+    assert op.ran == [[1.0, 7.0], [6.0, 1.0], [5.0, 1.0]], "longest first, in the order they became ready"
+    assert [value.get().item() for value in (chain, *singles)] == [3.0, 5.0, 7.0, 6.0]
+
+
+def test_what_begins_the_longest_chain_never_waits() -> None:
+    """Four jobs that a chain of two waits for: three rounds, not one more for each job."""
+    queue, op = Queue(), Even(size=1)
+    first = [lasting(queue, op, 0.0, known(float(number))) for number in range(4)]
+    single = lasting(queue, op, 9.0, known(9.0))
+    last = lasting(queue, op, 0.0, lasting(queue, op, 0.0, *first))
+    queue.flush()
+    assert op.ran == [[0.0] * 4, [0.0], [9.0, 0.0]]
+    assert last.get().item() == 6.0 and single.get().item() == 9.0
+
+
+def test_an_op_is_asked_about_its_own_jobs() -> None:
+    queue, log = Queue(), []
+    ops = Even(0.0, log), Even(1.0, log)
+    values = [lasting(queue, op, 0.0, known(1.0)) for op in ops for _ in range(3 if op.extra else 2)]
+    late = lasting(queue, ops[0], 0.0, values[0])
+    queue.flush()
+    assert ops[0].asked == [(3, 2), (1, 1)] and ops[1].asked == [(3, 1)]
+    assert late.get().item() == 1.0
+
+
 programs = st.lists(
     st.tuples(st.booleans(), st.lists(st.integers(0, 30), max_size=3), st.booleans(), st.booleans()), max_size=30
 )
@@ -198,3 +257,36 @@ def test_any_graph_gives_what_eager_evaluation_gives(program: list[tuple[bool, l
             queue.flush()
     queue.flush()
     assert [value.get().item() for value in values] == pytest.approx(expected)
+
+
+heavy_graphs = st.lists(
+    st.tuples(st.sampled_from(["light", "short", "long"]), st.lists(st.integers(0, 40), max_size=2)), max_size=40
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(heavy_graphs, st.integers(1, 6))
+def test_jobs_that_wait_change_neither_results_nor_the_number_of_rounds(
+    program: list[tuple[str, list[int]]], size: int
+) -> None:
+    """Against batches as large as they can be, which take as many rounds as the longest chain has heavy jobs."""
+    found, depths = [], [0]
+    for op in (Heavy(1.0), Even(1.0), Even(1.0, size=size)):
+        queue, made, depths = Queue(), [known(1.0)], [0]
+        for kind, inputs in program:
+            chosen = [number % len(made) for number in inputs]
+            needs = [made[number] for number in chosen]
+            if kind == "light":
+                made.append(submit(queue, Add(2.0), *needs))
+            elif isinstance(op, Even):
+                made.append(lasting(queue, op, float(kind == "long"), *needs))
+            else:
+                made.append(submit(queue, op, *needs))
+            depths.append((kind != "light") + max((depths[number] for number in chosen), default=0))
+        queue.flush()
+        found.append((queue.batches, [value.get().item() for value in made]))
+    (eager, expected), *others = found
+    assert len(eager) == max(depths)
+    for batches, results in others:
+        assert results == expected
+        assert len(batches) == len(eager) and sum(batches) == sum(eager)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +37,19 @@ class Op(ABC):
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Sequence[tuple[Tensor, ...]]: ...
+
+    def at_once(self, left: int, rounds: int) -> int:
+        """How many jobs a heavy op likes to run now, of `left` that take `rounds` batches since some need others.
+
+        The rest waits, and fills up later batches; only what begins the longest chain never waits.
+        """
+        return left
+
+    def length(self, job: Job) -> float:
+        """How long a heavy job takes, in any unit: of jobs that could wait alike, the longest run first and together.
+        Values may not be known yet.
+        """
+        return 0.0
 
 
 class Node:
@@ -127,10 +143,6 @@ def _resolved(parts: Iterable[Any]) -> tuple[Any, ...]:
     ])  # fmt: skip
 
 
-Ready = dict[Op, list[Node]]
-"""Jobs that could run now, by their op."""
-
-
 class Queue:
     """Jobs not run yet, in the order they were asked for. Several simulations may share one queue."""
 
@@ -151,21 +163,64 @@ class Queue:
         return values
 
     def flush(self) -> None:
-        """Runs everything that somebody still waits for: the largest batch of light jobs that are ready, else of heavy
-        ones. Meanwhile the other batches grow.
-        """
+        """Runs everything that somebody still waits for."""
         nodes = [node for ref in self._waiting if (node := ref()) is not None]
         self._waiting.clear()
         self.flushes += 1
         missing, dependents = _dependencies(nodes)
-        light, heavy = Ready(), Ready()
-        _sort((node for node in nodes if not missing[node]), light, heavy)
-        while light or heavy:
-            op, group = _largest(light or heavy)
+        ready = _Ready(nodes, dependents)
+        ready.add(node for node in nodes if not missing[node])
+        while ready:
+            op, group = ready.take()
             _run(op, group, self.settled)
             if op.heavy:
                 self.batches.append(len(group))
-            _sort(_freed(group, missing, dependents), light, heavy)
+            ready.add(_freed(group, missing, dependents))
+
+
+_Rank = tuple[int, float, int, Node]
+"""Chain and length, both negative, and number of a heavy job: the smallest rank comes first."""
+
+
+class _Ready:
+    """Jobs that could run now, by their op: light ones as they came, heavy ones with the longest chain first."""
+
+    def __init__(self, nodes: list[Node], dependents: dict[Node, list[Node]]) -> None:
+        self._chains = _chains(nodes, dependents)
+        self._left = Counter(node.op for node in nodes if node.op.heavy)
+        self._light: dict[Op, list[Node]] = {}
+        self._heavy: dict[Op, list[_Rank]] = {}
+        self._number = count()
+
+    def __bool__(self) -> bool:
+        return bool(self._light or self._heavy)
+
+    def add(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            op = node.op
+            if op.heavy:
+                rank = (-self._chains[node], -op.length(node.args), next(self._number), node)
+                heappush(self._heavy.setdefault(op, []), rank)
+            else:
+                self._light.setdefault(op, []).append(node)
+
+    def take(self) -> tuple[Op, list[Node]]:
+        """The largest batch of light jobs, else of heavy ones, in the order they became ready; meanwhile the other
+        batches grow. Of several, the one that was begun first.
+        """
+        if self._light:
+            op = max(self._light, key=lambda op: len(self._light[op]))
+            return op, self._light.pop(op)
+        op = max(self._heavy, key=lambda op: len(self._heavy[op]))
+        ready = self._heavy[op]
+        first, taken = ready[0][0], list[_Rank]()
+        wanted = op.at_once(self._left[op], -first)
+        while ready and (len(taken) < wanted or ready[0][0] == first):
+            taken.append(heappop(ready))
+        self._left[op] -= len(taken)
+        if not ready:
+            del self._heavy[op]
+        return op, [node for *_, node in sorted(taken, key=itemgetter(2))]
 
 
 def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
@@ -180,6 +235,14 @@ def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[N
     return missing, dependents
 
 
+def _chains(nodes: list[Node], dependents: dict[Node, list[Node]]) -> dict[Node, int]:
+    """How many heavy jobs have to run one after the other from each job on; a job comes after all that it needs."""
+    chains: dict[Node, int] = {}
+    for node in reversed(nodes):
+        chains[node] = node.op.heavy + max([chains[later] for later in dependents.get(node, ())], default=0)
+    return chains
+
+
 def _freed(done: list[Node], missing: dict[Node, int], dependents: dict[Node, list[Node]]) -> Iterator[Node]:
     """The jobs that needed nothing but these any more."""
     for node in done:
@@ -187,17 +250,6 @@ def _freed(done: list[Node], missing: dict[Node, int], dependents: dict[Node, li
             missing[dependent] -= 1
             if not missing[dependent]:
                 yield dependent
-
-
-def _sort(nodes: Iterable[Node], light: Ready, heavy: Ready) -> None:
-    for node in nodes:
-        (heavy if node.op.heavy else light).setdefault(node.op, []).append(node)
-
-
-def _largest(ready: Ready) -> tuple[Op, list[Node]]:
-    """Takes out the largest batch, of several the one that was begun first."""
-    op = max(ready, key=lambda op: len(ready[op]))
-    return op, ready.pop(op)
 
 
 @torch.no_grad()

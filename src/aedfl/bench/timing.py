@@ -27,6 +27,12 @@ class Timed(Op):
     def heavy(self) -> bool:  # type: ignore[override]
         return self.op.heavy
 
+    def at_once(self, left: int, rounds: int) -> int:
+        return self.op.at_once(left, rounds)
+
+    def length(self, job: Job) -> float:
+        return self.op.length(job)
+
     def run(self, jobs: Sequence[Job]) -> Sequence[tuple[Tensor, ...]]:
         begin = time.perf_counter()
         results = self.op.run(jobs)
