@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aedfl.training.plan import Plan, TrainJob, batches, shared_out
+from aedfl.training.plan import Plan, TrainJob, TrainResult, batches, even_share, in_parts, shared_out
 
 
 def job(samples: int, epochs: int = 1, key: tuple[int, ...] = (0, 0, 1)) -> TrainJob:
@@ -58,3 +58,24 @@ def test_jobs_are_shared_out_evenly_and_in_order(count: int, sizes: list[int]) -
     parts = shared_out(jobs, 24)
     assert [len(part) for part in parts] == sizes
     assert [job.key for part in parts for job in part] == [job.key for job in jobs]
+
+
+def test_parts_have_jobs_of_like_length_and_results_the_order_of_the_jobs() -> None:
+    jobs = [job(samples, epochs, (samples, epochs)) for samples, epochs in ((1, 3), (9, 1), (4, 4), (2, 1), (3, 2))]
+    seen: list[list[int]] = []
+
+    def train(part: list[TrainJob]) -> list[TrainResult]:
+        seen.append([len(batches(one, 4)) for one in part])
+        return [TrainResult(torch.tensor(one.key), *[torch.zeros(())] * 3) for one in part]
+
+    found = in_parts(train, jobs, batch_size=4, most=2)
+    assert [tuple(result.vector.tolist()) for result in found] == [one.key for one in jobs]
+    assert seen == [[4], [3, 3], [2, 1]]
+
+
+@pytest.mark.parametrize(
+    ("left", "rounds", "share"),
+    [(1, 1, 1), (100, 5, 20), (99, 5, 20), (100, 7, 16), (24, 1, 24), (100, 4, 48), (100, 1, 120), (3, 7, 1)],
+)
+def test_rounds_have_even_shares_in_sizes_that_need_no_padding(left: int, rounds: int, share: int) -> None:
+    assert even_share(left, rounds, most=24) == share

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..randomness import torch_seed
 from ..replay import most_models, padded_size
 from ..task import Task
 from .gradients import batched_gradients
-from .plan import Plan, TrainJob, TrainResult, batches, shared_out
+from .plan import Plan, TrainJob, TrainResult, batches, even_share, in_parts
 
 
 def supports(task: Task) -> bool:
@@ -84,7 +85,11 @@ class BatchedTrainer:
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         with _each_alone():
-            return [result for part in shared_out(jobs, self.limit) for result in self._train_batch(plan, part)]
+            return in_parts(partial(self._train_batch, plan), jobs, plan.batch_size, self.limit)
+
+    def at_once(self, left: int, rounds: int) -> int:
+        """Sizes matter to captured graphs alone."""
+        return even_share(left, rounds, self.limit) if self._gpu else left
 
     def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         count = padded(len(jobs), self._gpu)

@@ -23,12 +23,12 @@ from ..randomness import torch_seed
 from ..replay import capture, copies, most_models, padded_size
 from ..task import Task
 from ..transfer import sent
-from .plan import Plan, TrainJob, TrainResult, batches, shared_out
+from .plan import Plan, TrainJob, TrainResult, batches, even_share, in_parts
 from .stacked import Act, Stacked, has_kernels, kernels
 
 STEPS = 32
 """Room for steps grows in units of this, so that graphs are seldom captured anew."""
-FEW = 8
+FEW = 4
 """A step is not run for fewer rows than this only because other models are done: it would hardly be faster."""
 Order = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 """Sample numbers [steps, batch]."""
@@ -97,16 +97,13 @@ class GroupedTrainer:
         self._most = self._room = 0
 
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
-        return [result for part in shared_out(jobs, self.limit) for result in self._train_batch(plan, part)]
+        return in_parts(partial(self._train_sorted, plan), jobs, plan.batch_size, self.limit)
 
-    def _train_batch(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
+    def at_once(self, left: int, rounds: int) -> int:
+        return even_share(left, rounds, self.limit)
+
+    def _train_sorted(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
         orders = [batches(job, plan.batch_size) for job in jobs]
-        places = sorted(range(len(jobs)), key=lambda place: -len(orders[place]))
-        found = self._train_sorted(plan, [jobs[place] for place in places], [orders[place] for place in places])
-        results = dict(zip(places, found, strict=True))
-        return [results[place] for place in range(len(jobs))]
-
-    def _train_sorted(self, plan: Plan, jobs: list[TrainJob], orders: list[Order]) -> list[TrainResult]:
         sizes = rows_at_work([len(order) for order in orders])
         masked = any(job.mask is not None for job in jobs)
         captured = self._captured.get((plan, masked))

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..graph import Job, Op
-from .plan import Plan, Trainer, TrainJob
+from .plan import Choosy, Plan, Trainer, TrainJob, steps
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,10 @@ class Train(Op):
             for vector, mask, anchor, samples, key, lr, epochs in jobs
         ]
         return [(r.vector, r.loss, r.first_loss, r.gradient) for r in self.trainer.train(self.plan, work)]
+
+    def at_once(self, left: int, rounds: int) -> int:
+        return self.trainer.at_once(left, rounds) if isinstance(self.trainer, Choosy) else left
+
+    def length(self, job: Job) -> float:
+        _, _, _, samples, _, _, epochs = job
+        return steps(len(samples), epochs, self.plan.batch_size)

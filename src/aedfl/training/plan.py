@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from ..randomness import generator
+from ..replay import padded_size
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -36,7 +38,11 @@ class Plan:
         )
 
     def steps(self, samples: int) -> int:
-        return self.epochs * -(-samples // self.batch_size)
+        return steps(samples, self.epochs, self.batch_size)
+
+
+def steps(samples: int, epochs: int, batch_size: int) -> int:
+    return epochs * -(-samples // batch_size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +76,36 @@ class Trainer(Protocol):
     def train(self, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]: ...
 
 
+@runtime_checkable
+class Choosy(Protocol):
+    """A trainer that is best at some numbers of jobs: it says how many to give it next (see `graph.Op.at_once`)."""
+
+    def at_once(self, left: int, rounds: int) -> int: ...
+
+
+def even_share(left: int, rounds: int, most: int) -> int:
+    """Jobs to train next, of `left` that need so many rounds: as many in each, so that no round has a few alone.
+
+    They make full batches of `most`, or one batch of a size that needs no padding.
+    """
+    share = -(-left // rounds)
+    return padded_size(share) if share <= most else -(-share // most) * most
+
+
+def in_parts(
+    train: Callable[[list[TrainJob]], list[TrainResult]], jobs: list[TrainJob], batch_size: int, most: int
+) -> list[TrainResult]:
+    """Trains at most so many jobs at a time, each part with jobs of about the same number of steps, most steps first.
+
+    The results are in the order of the jobs.
+    """
+    lengths = [steps(len(job.samples), job.epochs, batch_size) for job in jobs]
+    places = sorted(range(len(jobs)), key=lambda place: -lengths[place])
+    parts = shared_out([jobs[place] for place in places], most)
+    results = dict(zip(places, [result for part in parts for result in train(part)], strict=True))
+    return [results[place] for place in range(len(jobs))]
+
+
 def shared_out(jobs: list[TrainJob], most: int) -> list[list[TrainJob]]:
     """The jobs in parts of at most so many, all of about the same size."""
     parts = -(-len(jobs) // most)
@@ -82,11 +118,11 @@ def batches(job: TrainJob, batch_size: int, least: int = 1) -> Indices:
     A last batch of fewer than `least` samples is left empty.
     """
     count = len(job.samples)
-    steps = -(-count // batch_size)
-    order = np.full((job.epochs, steps * batch_size), -1, dtype=np.int64)
+    each = steps(count, 1, batch_size)
+    order = np.full((job.epochs, each * batch_size), -1, dtype=np.int64)
     random = generator(*job.key, "batches")
     for epoch in range(job.epochs):
         order[epoch, :count] = job.samples[random.permutation(count)]
-    if 0 < count - (steps - 1) * batch_size < least:
-        order[:, (steps - 1) * batch_size :] = -1
-    return order.reshape(job.epochs * steps, batch_size)
+    if 0 < count - (each - 1) * batch_size < least:
+        order[:, (each - 1) * batch_size :] = -1
+    return order.reshape(job.epochs * each, batch_size)
