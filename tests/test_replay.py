@@ -16,7 +16,7 @@ def test_a_batch_has_the_fewer_models_the_larger_they_are() -> None:
 
 
 def test_sizes_are_padded_up() -> None:
-    assert [padded_size(count) for count in (1, 3, 20, 97, 128, 129, 192)] == [1, 4, 20, 112, 128, 192, 192]
+    assert [padded_size(count) for count in (1, 3, 20, 97, 128, 129, 192)] == [1, 4, 20, 128, 128, 192, 192]
 
 
 @pytest.mark.parametrize("was", [True, False])

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SIZES: tuple[int, ...] = (1, *range(2, 24, 2), 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
+SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 """Numbers of rows that graphs are captured for; a batch is padded to the next one."""
 FEW_SIZES = (2, 8, 32, 128)
 """Those for what is small beside its launches: a capture costs more than the rows that are added."""

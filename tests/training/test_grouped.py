@@ -43,8 +43,9 @@ def test_jobs_of_different_lengths_are_trained_as_one_by_one(plan: str, masked: 
 def test_rows_follow_the_jobs_that_are_left() -> None:
     steps = [30] * 10 + [20] * 10 + [1] * 80
     sizes = rows_at_work(steps)
-    assert sizes == [112, *[20] * 19, *[10] * 10]
-    assert rows_at_work([5, 1, 1]) == [4] * 5, "never more rows than at first"
+    assert sizes == [128, *[20] * 19, *[12] * 10]
+    assert rows_at_work([5, 5, 1]) == [8, *[4] * 4], "the first step has graphs for fewer sizes"
+    assert rows_at_work([5, 1]) == [2] * 5, "never more rows than at first"
     assert rows_at_work([0, 0]) == [2], "the first step is run whatever there is"
 
 
@@ -62,7 +63,7 @@ def test_models_that_are_done_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     long = TrainJob(task.start, rows, (0, 0), 0.1, 6)
     short = [TrainJob(task.start, rows, (0, own), 0.1, 1) for own in range(1, 20)]
     results = GroupedTrainer(task).train(Plan(batch_size=4), [*short, long])
-    assert seen == [20, 4, 4, 4, 4, 4]
+    assert seen == [24, 4, 4, 4, 4, 4]
     assert torch.equal(results[-1].vector, GroupedTrainer(task).train(Plan(batch_size=4), [long, *short])[0].vector)
 
 

@@ -30,6 +30,9 @@ STEPS = 32
 """Room for steps grows in units of this, so that graphs are seldom captured anew."""
 FEW = 4
 """A step is not run for fewer rows than this only because other models are done: it would hardly be faster."""
+FIRST_SIZES = (2, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Sizes of the first step, which has graphs of its own: it is one of many, and the rows that are added cost less than
+captures for all sizes would."""
 Order = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 """Sample numbers [steps, batch]."""
 
@@ -272,7 +275,7 @@ def rows_at_work(steps: list[int]) -> list[int]:
     """Rows that each step is run with, for models with so many steps, most first: all in the first one, then those
     that are not done, padded."""
     count = len(steps)
-    first = padded_size(count)
+    first = padded_size(count, FIRST_SIZES)
     left = count - np.searchsorted(steps[::-1], np.arange(1, steps[0]), side="right")
     return [first, *(min(first, max(FEW, padded_size(number))) for number in left.tolist())]
 
