@@ -163,7 +163,8 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> t
         ctx.random("selection").random(len(slots)) if hyper.selection else np.zeros(len(slots)),
         flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
     )  # fmt: skip
-    models = [state.model if hyper.moves else trained.model, *[None if entry is None else entry.model for entry in cached]]
+    own = state.model if hyper.moves else trained.model
+    models = [own, *[None if entry is None else entry.model for entry in cached]]
     vectors = tuple([None if model is None else model.vector for model in models])
     masks = tuple([None if model is None else model.mask for model in models])
     samples = np.array([ctx.samples, *[entry.samples if entry else 0 for entry in cached]])

@@ -15,6 +15,7 @@ from ..graph import Job, Op
 from ..randomness import torch_seed
 from ..task import Task
 from ..training.plan import Indices
+from ..transfer import sent
 from .curvature import curvature, rademacher
 from .lanczos import lanczos
 from .loss_change import Form, Probes
@@ -28,6 +29,8 @@ Measure = Literal["parameters", "macs"]
 
 AT_ONCE = 16
 """Devices whose curvature is looked at together on a GPU."""
+NUMBERS = 1 << 24
+"""Entries of masks that are made together."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,20 @@ class Budget:
         return forward * self.samples * (scores + gap)
 
 
-def left(task: Task, share_of: Measure, worth: Tensor, share: Tensor | float) -> tuple[Tensor, ...]:
-    """What stays when so much of the least worth goes: (mask bool [P], kept bool [units], entries [], MACs [])."""
-    groups = task.groups
-    kept = prune(worth, groups, share, amounts=groups.entry_macs if share_of == "macs" else None)
-    return groups.expand(kept), kept, groups.kept_entries(kept), groups.macs(kept)
+def left(task: Task, share_of: Measure, worths: Sequence[Tensor], shares: Tensor) -> list[tuple[Tensor, ...]]:
+    """What stays of each model when its share [jobs] of what is worth least goes.
+
+    Of every job (mask bool [P], kept bool [units], entries [], MACs []).
+    """
+    groups, found = task.groups, list[tuple[Tensor, ...]]()
+    size = max(1, NUMBERS // task.layout.size)
+    for begin in range(0, len(worths), size):
+        part = slice(begin, begin + size)
+        amounts = groups.entry_macs if share_of == "macs" else None
+        kept = prune(torch.stack(list(worths[part])), groups, shares[part], amounts=amounts)
+        masks = [row.clone() for row in groups.expand(kept)]
+        found += zip(masks, kept, groups.kept_entries(kept), groups.macs(kept), strict=True)
+    return found
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,8 @@ class Regroup(Op):
     outputs: ClassVar[int] = 4
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [left(self.task, self.share_of, worth, share) for worth, share in jobs]
+        worths, shares = zip(*jobs, strict=True)
+        return left(self.task, self.share_of, worths, sent(torch.tensor(shares, dtype=torch.float64), worths[0].device))
 
 
 @dataclass(frozen=True)
@@ -100,16 +113,22 @@ class Prune(Op):
     outputs: ClassVar[int] = 8
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        results: list[tuple[Tensor, ...]] = []
-        for job, (score, raw, norm) in zip(jobs, self._looks(jobs), strict=True):
-            largest, weights, rates, cap, worth, before = job[4:]
-            own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
-            share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
-            now = blend(worth, torch.where(before, score, score / self.comeback), self.view)
-            basis = torch.where((worth.sum() > 0) & (self.view < 1), worth, now)
-            mask, kept, *size = left(self.task, self.share_of, basis, share)
-            results.append((mask, kept, share, raw, torch.maximum(largest, norm), now, *size))
-        return results
+        found = [self._decided(job, *look) for job, look in zip(jobs, self._looks(jobs), strict=True)]
+        bases, shares, *_ = zip(*found, strict=True)
+        rest = left(self.task, self.share_of, bases, torch.stack(shares))
+        return [
+            (mask, kept, share, *others, *size)
+            for (_, share, *others), (mask, kept, *size) in zip(found, rest, strict=True)
+        ]
+
+    def _decided(self, job: Job, score: Tensor, raw: Tensor, norm: Tensor) -> tuple[Tensor, ...]:
+        """By what units go, the share that goes, the raw rate, the largest norm, and what units are worth now."""
+        largest, weights, rates, cap, worth, before = job[4:]
+        own = raw.clamp(max=cap) if self.rate == "gap" else raw.new_tensor(cap)
+        share = merge_rates(weights, own.to(weights.device), rates).clamp(max=cap)
+        now = blend(worth, torch.where(before, score, score / self.comeback), self.view)
+        basis = torch.where((worth.sum() > 0) & (self.view < 1), worth, now)
+        return basis, share, raw, torch.maximum(largest, norm), now
 
     def _looks(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         """Scores, raw rate and gradient norm of every job: on a GPU many at once, else one after the other."""
