@@ -83,9 +83,22 @@ def test_records_made_elsewhere_are_collected_and_listed() -> None:
     assert reproduce("tables", "--until", "10").exit_code == 0
 
 
+def test_shares_do_everything_once_between_them() -> None:
+    asked = ("table2", "--settings", "digits-cnn", "--methods", "fedavg,fedprox", "--seeds", "2", *SMALL)
+    found = []
+    for share in ("1/3", "2/3", "3/3"):
+        folder = share.replace("/", "of")
+        assert reproduce(*asked, "--share", share, "--out", folder, "--records-only").exit_code == 0
+        found.append({(one["method"], one["seed"]) for one in Store(Path(folder, "records"))})
+    assert [len(share) for share in found] == [2, 1, 1]
+    assert set.union(*found) == {(method, seed) for method in ("fedavg", "fedprox") for seed in (1, 2)}
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (("table1", "--share", "3/2"), "--share is '3/2'; allowed is K/N with K from 1 to N"),
+        (("table1", "--share", "half"), "--share is 'half'; allowed is K/N with K from 1 to N"),
         (("table1", "--settings", "emnist"), "unknown setting 'emnist'; did you mean 'emnist-lenet'?"),
         (("table1", "--methods", "fedavgg"), "did you mean fedavg?"),
         (("table1", "--methods", ","), "--methods is empty; name at least one"),

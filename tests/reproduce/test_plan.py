@@ -119,6 +119,18 @@ def test_frozen_values_are_used_and_shared_by_variants() -> None:
     assert changed.config.hyper == {"mu": 0.7}, "what a person asks for counts most"
 
 
+def test_keys_of_a_method_in_a_setting_hold_for_it_and_its_variants_alone() -> None:
+    given = plan.setting("cifar10-vgg9").methods
+    assert set(given) == {"aedfl"}
+    wish = Wish(settings=("cifar10-vgg9",), methods=("aedfl", "aedfl-p", "fedavg"), seeds=1)
+    found = {cell.key.method: cell.config.hyper for cell in plan.cells(plan.target("table2"), wish, {})}
+    own = {key.removeprefix("hyper."): value for key, value in given["aedfl"].items()}
+    assert found == {"aedfl": own, "aedfl-p": own, "fedavg": {}}
+    tuned = {"cifar10-vgg9": {"aedfl": {"hyper.max_rate": 0.1}}}
+    (aedfl, *_) = plan.cells(plan.target("table2"), wish, tuned)
+    assert aedfl.config.hyper == {**own, "max_rate": 0.1}
+
+
 def test_the_small_version_is_small() -> None:
     for name in targets():
         for found in cells(target(name), Wish(quick=True), {}):

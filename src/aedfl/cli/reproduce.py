@@ -59,6 +59,12 @@ Checkpoints = Annotated[
     Path | None,
     typer.Option("--checkpoints", metavar="DIR", help="Keep unfinished runs here, and go on with those that are."),
 ]
+Share = Annotated[
+    str | None,
+    typer.Option(
+        "--share", metavar="K/N", help="Run the K-th of N shares; N processes or machines with an --out each do it all."
+    ),
+]
 RecordsOnly = Annotated[bool, typer.Option("--records-only", help="Write records, but no tables, plots or overview.")]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="The paper's tables and figures.")
@@ -91,6 +97,7 @@ def _command(name: str) -> Callable[..., None]:
         tuning: Tuning = None,
         checkpoints: Checkpoints = None,
         records_only: RecordsOnly = False,
+        share: Share = None,
     ) -> None:
         from ..reproduce import plan
         from ..reproduce.pool import Clock
@@ -102,7 +109,7 @@ def _command(name: str) -> Callable[..., None]:
         wish = _wish(settings, methods, seeds, overrides, quick, until, data, device)
         folder = out or (QUICK if quick else RESULTS)
         wanted = plan.cells(plan.target(name), wish, frozen(tuning or RESULTS / "tuning"))
-        sitting = Sitting(Store(folder / "records"), _say, clock, at_once, checkpoints)
+        sitting = Sitting(Store(folder / "records"), _say, clock, at_once, checkpoints, share=_share(share))
         try:
             sitting.run(wanted)
         except KeyboardInterrupt:
@@ -112,6 +119,14 @@ def _command(name: str) -> Callable[..., None]:
         _verdict(sitting.failed)
 
     return command
+
+
+def _share(given: str | None) -> tuple[int, int]:
+    """Which of the runs are this process's, from `K/N`."""
+    place, slash, count = (given or "1/1").partition("/")
+    if not (slash and place.isdecimal() and count.isdecimal() and 1 <= int(place) <= int(count)):
+        raise UserError(f"--share is '{given}'; allowed is K/N with K from 1 to N, such as 2/8")
+    return int(place), int(count)
 
 
 def _publish(name: str, store: Store, wish: Wish, folder: Path) -> None:

@@ -57,10 +57,15 @@ class Setting:
     """Keys over the preset's."""
     quick: Sequence[str] = ()
     """What `--quick` changes in this setting, besides what it changes in all."""
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Keys of single methods: what they may spend there. AEDFL's hold for its variants, too."""
 
     @property
     def target(self) -> float:
         return float(self.config["stop.target_accuracy"])
+
+    def keys_of(self, method: str) -> Mapping[str, Any]:
+        return self.methods.get(_family(method), {})
 
 
 @dataclass(frozen=True)
@@ -266,20 +271,25 @@ def cell(name: str, method: str, seed: int, wish: Wish, swept: Sequence[str], ta
 
 def frozen_for(method: str, tuned: Tuned) -> dict[str, Any] | None:
     """A method's tuned keys; AEDFL's variants share AEDFL's."""
-    found = tuned.get("aedfl" if method in METHODS and method.startswith("aedfl") else method)
+    found = tuned.get(_family(method))
     return None if found is None else dict(found)
+
+
+def _family(method: str) -> str:
+    return "aedfl" if method in METHODS and method.startswith("aedfl") else method
 
 
 def configure(
     name: str, method: str, seed: int, frozen: Mapping[str, Any], changes: Iterable[str], wish: Wish
 ) -> RunConfig:
-    """The config of a run: preset, then the setting's keys, then frozen ones, then changes."""
+    """The config of a run: preset, then the setting's keys, then the method's there, then frozen ones, then changes."""
     given = setting(name)
     if get(method).server is not None:
         changes = [change for change in changes if not change.startswith("topology.")]
     small = (*_targets()["quick"], *given.quick) if wish.quick else ()
     changed = [change for change in changes if change != QUICK]
-    overrides = [*assignments(given.config), *assignments(frozen), *small, *changed, *wish.pace]
+    keys = {**given.config, **given.keys_of(method), **frozen}
+    overrides = [*assignments(keys), *small, *changed, *wish.pace]
     where = {"data.directory": wish.data, "engine.device": wish.device}
     end = {"stop.virtual_seconds": wish.end(name), "record.updates": False}
     return load(given.preset, overrides, method=method, seed=seed, **end, **where)

@@ -57,6 +57,8 @@ class Sitting:
     clock: Clock = field(default_factory=Clock)
     at_once: int | None = None
     checkpoints: Path | None = None
+    share: tuple[int, int] = (1, 1)
+    """(2, 8): the second of eight shares of a setting's runs; others do the rest."""
     failed: list[str] = field(default_factory=list)
     """A sentence for each cell or setting that could not be run."""
 
@@ -70,7 +72,8 @@ class Sitting:
         alike: dict[str, list[Cell]] = {}
         for cell in left:
             alike.setdefault(cell.identity, []).append(cell)
-        jobs = [(same, same[0].config) for same in alike.values()]
+        place, count = self.share
+        jobs = [(same, same[0].config) for same in alike.values()][place - 1 :: count]
         self.say(f"{setting(name).title}: {len(cells) - len(left)} of {len(cells)} cells done, {len(jobs)} runs to go")
         if not jobs or self.clock.left <= 0:
             return
