@@ -18,8 +18,8 @@ import torch
 from .. import costs, forms
 from ..context import Context, Method, Model, Size, Trained
 from ..graph import Chosen, Job, Value
-from ..ops import HeldOut, LargestNorm, SlowMomentum
-from ..rules.exchange import Exchange
+from ..ops import HeldOut, SlowMomentum
+from ..rules.exchange import Choose, Exchange
 from ..rules.jobs import Learn, Merge, Select
 from ..rules.selector import reinforce_flops, selector_flops
 from ..rules.weights import control_flops
@@ -53,12 +53,8 @@ async def local_updates(ctx: Context, hyper: Hyper, prune: Pruner | None) -> Non
         if state.cut is not None:
             trained = await shrunk(ctx, state, trained)
         if hyper.pruning:
-            (state.largest,) = await ctx.compute(
-                LargestNorm(), state.largest, trained.gradient,
-                flops=2.0 * ctx.task.layout.parameters, purpose="pruning",
-            )  # fmt: skip
+            await ctx.spend(2.0 * ctx.task.layout.parameters, "pruning")  # for the gradient's norm
         await receive(ctx, hyper, state, ctx.now - began)
-        await learn(ctx, hyper, state, trained)
         metrics, further = await merge(ctx, hyper, state, trained)
         loss = await judge(ctx, hyper, state, trained)
         if prune is not None:
@@ -126,24 +122,35 @@ async def receive(ctx: Context, hyper: Hyper, state: State, took: float) -> None
     state.age = sum(ages) / len(ages) + part(ctx, hyper)
 
 
-async def learn(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> None:
-    """Formulas control and rlupdate: what the last merge did to the loss moves lambda and theta.
+async def choose(ctx: Context, hyper: Hyper, state: State, trained: Trained, selection: Job) -> tuple[Value, ...]:
+    """What the selector picks; before, formulas control and rlupdate: what the last merge did to the loss moves lambda
+    and theta. With pruning, the gradient's norm is taken as well.
 
     Both learning rates are those of a whole local update, shared out between its merges.
     """
-    if state.last is None:
-        return
-    last, slots, share = state.last, len(ctx.in_neighbours), part(ctx, hyper)
-    loss, gradient, before = state.judged or (trained.first_loss, trained.gradient, None)
-    flops = reinforce_flops(slots) * hyper.selection
-    flops += control_flops(slots + 1, ctx.task.layout.parameters) * hyper.weighting
-    state.control, state.theta, state.window = await ctx.compute(
+    slots, share, lesson = len(ctx.in_neighbours), part(ctx, hyper), None
+    if last := state.last:
+        judged = state.judged or (trained.first_loss, trained.gradient, None)
+        lesson = (last.vectors, last.masks, last.weights, last.result, last.features, np.array(last.versions),
+                  last.choices, judged[0], judged[2], judged[1])  # fmt: skip
+    op = Choose(
         Learn(hyper.weighting, hyper.selection, share * hyper.control_rate, hyper.weight_gradient, hyper.control_step,
               share * hyper.selector_lr, hyper.epsilon, reuse=hyper.reuse_merged),
-        state.control, state.theta, state.window, last.vectors, last.masks, last.weights, last.result,
-        last.features, np.array(last.versions), last.choices, loss, before, gradient,
-        flops=flops, purpose="learning",
+        Select(hyper.selection, hyper.reuse_merged, hyper.greedy, hyper.epsilon, hyper.count_since),
     )  # fmt: skip
+    growth = (state.largest, trained.gradient) if hyper.pruning else None
+    job = growth, (state.control, state.theta, state.window), lesson, selection
+    flops, purpose = float(selector_flops(slots) * hyper.selection), "selection"
+    if lesson is None:
+        largest, *found = await ctx.compute(op, *job, flops=flops, purpose=purpose)
+    else:
+        learning = reinforce_flops(slots) * hyper.selection
+        learning += control_flops(slots + 1, ctx.task.layout.parameters) * hyper.weighting
+        largest, *found = await ctx.compute(op, *job, flops=learning, purpose="learning")
+        await ctx.spend(flops, purpose)
+    state.largest = largest if growth else state.largest
+    state.control, state.theta, state.window, *picked = found
+    return tuple(picked)
 
 
 async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> tuple[dict[str, Any], Value | None]:
@@ -157,12 +164,9 @@ async def merge(ctx: Context, hyper: Hyper, state: State, trained: Trained) -> t
     now = ctx.update + 1
     ages = np.array([1 if entry is None else max(1, now - entry.arrived) for entry in cached])
     losses = tuple([None if entry is None else entry.loss for entry in cached])
-    choices, probabilities, features, state.seen, since = await ctx.compute(
-        Select(hyper.selection, hyper.reuse_merged, hyper.greedy, hyper.epsilon, hyper.count_since),
-        state.theta, state.seen, state.since, np.array(versions), ages, losses, trained.loss,
-        ctx.random("selection").random(len(slots)) if hyper.selection else np.zeros(len(slots)),
-        flops=selector_flops(len(slots)) * hyper.selection, purpose="selection",
-    )  # fmt: skip
+    uniforms = ctx.random("selection").random(len(slots)) if hyper.selection else np.zeros(len(slots))
+    selection = state.seen, state.since, np.array(versions), ages, losses, trained.loss, uniforms
+    choices, probabilities, features, state.seen, since = await choose(ctx, hyper, state, trained, selection)
     own = state.model if hyper.moves else trained.model
     models = [own, *[None if entry is None else entry.model for entry in cached]]
     vectors = tuple([None if model is None else model.vector for model in models])

@@ -1,4 +1,7 @@
-"""What AEDFL makes of a local update and of the models it has, as one job: merge, agree, count the update, go on."""
+"""What AEDFL makes of a local update and of the models it has, as two jobs: one before any model is needed, one after.
+
+Each is a few steps that could be jobs of their own; together they are cheaper to simulate.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,33 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..graph import Job, Op
-from ..ops import Along, SlowMomentum
-from .jobs import Agree, Merge
+from ..ops import Along, LargestNorm, SlowMomentum
+from .jobs import Agree, Learn, Merge, Select
 
 Results = Sequence[tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Choose(Op):
+    """What the update says about the last merge, and which models are to be merged next.
+
+    Jobs are (growth, known, lesson, selection): `growth` the job of `LargestNorm`; `known` (control, theta, window) and
+    `lesson` the rest of the job of `Learn`; `selection` the job of `Select` but for theta, which is the learned one.
+    Without growth or lesson (None) nothing is measured or learned.
+    Results are (largest, control, theta, window) and those of `Select`; without growth the first means nothing.
+    """
+
+    learn: Learn
+    select: Select
+    outputs: ClassVar[int] = 4 + Select.outputs
+
+    def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        growths, known, lessons, selections = zip(*jobs, strict=True)
+        largest = _each(LargestNorm(), growths, [own[:1] for own in known])
+        lesson = [given and (*own, *given) for own, given in zip(known, lessons, strict=True)]
+        learned = _each(self.learn, lesson, known)
+        picked = self.select.run([(own[1], *rest) for own, rest in zip(learned, selections, strict=True)])
+        return [(*most, *own, *found) for most, own, found in zip(largest, learned, picked, strict=True)]
 
 
 @dataclass(frozen=True)

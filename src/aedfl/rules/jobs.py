@@ -138,7 +138,12 @@ class Agree(Op):
         shares = _rows(weights)
         none = torch.zeros_like(worths[0][0])
         stack = _stack([[none if worth is None else worth for worth in job] for job in worths], shares.shape[1])
-        return [(row,) for row in copies(merge(stack, None, shares * (stack.sum(-1) > 0)).unbind())]
+        (means,) = replayed(self, self._mean, stack, shares)
+        return [(row,) for row in copies(means.unbind())]
+
+    @staticmethod
+    def _mean(worths: Tensor, shares: Tensor) -> tuple[Tensor]:
+        return (merge(worths, None, shares * (worths.sum(-1) > 0)),)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from .. import costs
 from ..context import SERVER, Context, Message, Model, Program, Size, Spawned, State, Trained
 from ..graph import PLAIN, Op, Value
 from ..randomness import generator
-from ..training.op import Train
 from ..training.plan import Indices, Plan
 from .clock import On, drive
 from .mailbox import Mailbox
@@ -103,7 +102,7 @@ class SimContext(Context):
             plan.lr,
             plan.epochs,
         )
-        vector, loss, first_loss, gradient = self.sim.work.submit(Train(self.sim.trainer, plan.shape()), args)
+        vector, loss, first_loss, gradient = self.sim.work.submit(self.sim.training(plan), args)
         samples = self.samples * plan.epochs
         await self.spend(costs.training(model.size.macs, samples), "training")
         self.sim.samples += samples
@@ -116,9 +115,9 @@ class SimContext(Context):
         return values
 
     async def spend(self, flops: float, purpose: str) -> None:
-        seconds = flops / self._speed
-        await On(self.sim.env.timeout(seconds))
-        self.sim.costs[purpose] = self.sim.costs.get(purpose, 0.0) + seconds
+        sim, seconds = self.sim, flops / self._speed
+        await On(sim.env.timeout(seconds))
+        sim.costs[purpose] = sim.costs.get(purpose, 0.0) + seconds
 
     def known(self, data: Tensor) -> Value:
         return self.sim.work.known(data.to(self.task.device))
@@ -142,7 +141,7 @@ class SimContext(Context):
         self.sim.post(Message(self.index, kind, model, _copied(fields)), to, count)
 
     def waiting(self, to: int) -> bool:
-        return self.sim.network.waiting(self.index, to, self.now)
+        return self.sim.network.waiting(self.index, to, self.sim.env.now)
 
     def receive(self) -> list[Message]:
         return self.mailbox.drain()

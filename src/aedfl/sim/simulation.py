@@ -20,6 +20,7 @@ from ..context import SERVER, Message, Method, Model, Size
 from ..errors import Deadlock
 from ..graph import Queue, Value
 from ..task import Task
+from ..training.op import Train
 from ..training.plan import Indices, Plan, Trainer
 from .context import SimContext
 from .fleet import Change, Fleet
@@ -86,6 +87,7 @@ class Simulation:
         self.topology, self.seed, self.stop = topology, seed, stop
         self.plan, self.lr_decay = plan, lr_decay
         self._plans: dict[float, Plan] = {}
+        self._trainings: dict[tuple[Any, ...], Train] = {}
         self.network = Network(links, seed)
         self.work = Work(queue, lookahead)
         self.journal = Journal()
@@ -153,6 +155,13 @@ class Simulation:
         if update not in self._plans:
             self._plans[update] = replace(self.plan, lr=self.plan.lr * (1.0 - self.lr_decay) ** update)
         return self._plans[update]
+
+    def training(self, plan: Plan) -> Train:
+        """The job's op; made once for each shape, of which a method seldom has more than one."""
+        key = plan.batch_size, plan.momentum, plan.weight_decay, plan.proximal, plan.clip_norm, plan.probe
+        if key not in self._trainings:
+            self._trainings[key] = Train(self.trainer, plan.shape())
+        return self._trainings[key]
 
     def node(self, index: int) -> SimContext | None:
         return self.server if index == SERVER else self.contexts[index]
