@@ -167,8 +167,8 @@ class Queue:
         nodes = [node for ref in self._waiting if (node := ref()) is not None]
         self._waiting.clear()
         self.flushes += 1
+        ready = _Ready(nodes)
         missing, dependents = _dependencies(nodes)
-        ready = _Ready(nodes, dependents)
         ready.add(node for node in nodes if not missing[node])
         while ready:
             op, group = ready.take()
@@ -185,8 +185,8 @@ _Rank = tuple[int, float, int, Node]
 class _Ready:
     """Jobs that could run now, by their op: light ones as they came, heavy ones with the longest chain first."""
 
-    def __init__(self, nodes: list[Node], dependents: dict[Node, list[Node]]) -> None:
-        self._chains = _chains(nodes, dependents)
+    def __init__(self, nodes: list[Node]) -> None:
+        self._chains = _chains(nodes)
         self._left = Counter(node.op for node in nodes if node.op.heavy)
         self._light: dict[Op, list[Node]] = {}
         self._heavy: dict[Op, list[_Rank]] = {}
@@ -223,6 +223,19 @@ class _Ready:
         return op, [node for *_, node in sorted(taken, key=itemgetter(2))]
 
 
+def _chains(nodes: list[Node]) -> dict[Node, int]:
+    """How many heavy jobs have to run one after the other from each job on; a job comes after all that it needs."""
+    chains = dict.fromkeys(nodes, 0)
+    for node in reversed(nodes):
+        chain = chains[node]
+        if node.op.heavy:
+            chains[node] = chain = chain + 1
+        for need in node.needs:
+            if chains[need] < chain:
+                chains[need] = chain
+    return chains
+
+
 def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[Node]]]:
     """How many queued jobs each job needs, and who needs it."""
     missing: dict[Node, int] = {}
@@ -233,14 +246,6 @@ def _dependencies(nodes: list[Node]) -> tuple[dict[Node, int], dict[Node, list[N
             dependents[need].append(node)
         node.needs = []
     return missing, dependents
-
-
-def _chains(nodes: list[Node], dependents: dict[Node, list[Node]]) -> dict[Node, int]:
-    """How many heavy jobs have to run one after the other from each job on; a job comes after all that it needs."""
-    chains: dict[Node, int] = {}
-    for node in reversed(nodes):
-        chains[node] = node.op.heavy + max([chains[later] for later in dependents.get(node, ())], default=0)
-    return chains
 
 
 def _freed(done: list[Node], missing: dict[Node, int], dependents: dict[Node, list[Node]]) -> Iterator[Node]:
