@@ -124,7 +124,7 @@ def test_keys_of_a_method_in_a_setting_hold_for_it_and_its_variants_alone() -> N
     assert set(given) == {"aedfl"}
     wish = Wish(settings=("cifar10-vgg9",), methods=("aedfl", "aedfl-p", "fedavg"), seeds=1)
     found = {cell.key.method: cell.config.hyper for cell in plan.cells(plan.target("table2"), wish, {})}
-    own = {key.removeprefix("hyper."): value for key, value in given["aedfl"].items()}
+    own = {key.removeprefix("hyper."): value for key, value in given["aedfl"].items() if key.startswith("hyper.")}
     assert found == {"aedfl": own, "aedfl-p": own, "fedavg": {}}
     tuned = {"cifar10-vgg9": {"aedfl": {"hyper.max_rate": 0.1}}}
     (aedfl, *_) = plan.cells(plan.target("table2"), wish, tuned)
