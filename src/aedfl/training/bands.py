@@ -45,7 +45,7 @@ def _band(
     tl.store(band + model * count + at, tl.load(w + place, inside, 0.0).to(band.dtype.element_ty), at < count)
 
 
-@triton.jit(do_not_specialize=["models", "top"])
+@triton.jit(do_not_specialize=["top"])
 def _rows_by_band(
     x, band, bias, y, models, rows, top,
     A: tl.constexpr, AH: tl.constexpr, AW: tl.constexpr, B: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr,

@@ -132,7 +132,7 @@ def cross_entropy(logits: Tensor, target: Tensor, present: Tensor) -> Tensor:
     return _Entropy.apply(logits, target, present)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def _norm(
     x, y, scale, shift, means, spreads, groups, eps,
     G: tl.constexpr, P: tl.constexpr, GB: tl.constexpr, PB: tl.constexpr, RELU: tl.constexpr,
@@ -155,7 +155,7 @@ def _norm(
     tl.store(spreads + sample * groups + group, spread)
 
 
-@triton.jit(do_not_specialize=["groups"])
+@triton.jit
 def _norm_gradient(
     x, g, dx, scale, shift, means, spreads, da, db, groups,
     G: tl.constexpr, P: tl.constexpr, GB: tl.constexpr, PB: tl.constexpr, RELU: tl.constexpr,
