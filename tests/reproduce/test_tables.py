@@ -10,7 +10,7 @@ import pytest
 
 from aedfl.reproduce import figures, plan, publish, tables
 from aedfl.reproduce.overview import gap, overview, ranking, report
-from aedfl.reproduce.plan import Wish, target
+from aedfl.reproduce.plan import Target, Wish, target
 from aedfl.reproduce.records import Record, Store
 from aedfl.reproduce.standing import ACCURACY, LOCAL, MMACS, TIME, TIME95, Standing, standing
 from reproduce.fakes import record, store_of
@@ -108,7 +108,7 @@ def test_the_best_is_found_in_every_direction(stand: Standing) -> None:
 
 def test_the_overview_shows_who_leads_what_is_missing_and_how_to_run_it(store: Store) -> None:
     text = overview(store)
-    assert "| CIFAR-10 & LeNet | 2 | **AEDFL 0.7000** |" in text
+    assert "| CIFAR-10 & LeNet | 2 | 2 | **AEDFL 0.7000** |" in text
     assert "| table2 | CIFAR-10 & LeNet | 4 | 45 |" in text
     assert line_of(text, "| AEDFL |") == "| AEDFL | · | · | · | · | · | 2 | · |"
     assert "- cifar10-lenet fedprox seed 1: 500 of 1,000 s" in text
@@ -128,7 +128,45 @@ def test_a_lost_column_shows_aedfls_rank(tmp_path: Path) -> None:
     ]
     text = overview(store_of(tmp_path, *made))
     assert "| FedAvg 0.3500 (AEDFL 0.1500, 3 of 4) |" in text
-    assert "| 4 methods 1 |" in line_of(text, "| CIFAR-10 & LeNet |") + "|"
+    assert "| all methods 1 |" in line_of(text, "| CIFAR-10 & LeNet |")
+
+
+def leaders(folder: Path, *made: Record) -> str:
+    """The overview's line of the setting."""
+    return line_of(overview(store_of(folder, *made)), "| CIFAR-10 & LeNet |")
+
+
+def test_a_shared_lead_names_who_shares_it(tmp_path: Path) -> None:
+    made = [record("aedfl", [0.1, 0.4]), record("fedbuff", [0.1, 0.4]), record("port", [0.1, 0.3])]
+    assert "| 3 | 1 | AEDFL and FedBuff 0.2500 |" in leaders(tmp_path, *made)
+
+
+def test_a_target_that_nobody_reaches_is_no_run_that_is_missing(tmp_path: Path) -> None:
+    with_fedavg = leaders(tmp_path / "with", record("aedfl", [0.1, 0.4, 0.4]), record("fedavg", [0.1, 0.1, 0.3]))
+    assert "| / | **AEDFL 500** |" in with_fedavg
+    without = leaders(tmp_path / "without", record("aedfl", [0.1, 0.4]), record("port", [0.1, 0.3]))
+    assert "| / | · |" in without, "95 % of FedAvg is not known"
+
+
+def test_the_overview_says_where_aedfl_is_missing_and_where_it_alone_misses_the_target(tmp_path: Path) -> None:
+    absent = leaders(tmp_path / "absent", record("port", [0.1, 0.6]), record("hap", [0.1, 0.3]))
+    assert "| Port 0.3500 (AEDFL not run) |" in absent
+    late = leaders(tmp_path / "late", record("aedfl", [0.1, 0.4]), record("port", [0.1, 0.6]))
+    assert "| Port 1,000 (AEDFL /) |" in late
+
+
+def test_other_seeds_than_the_first_are_named(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("aedfl", RISING, seed=2), record("port", RISING, seed=1))
+    text = overview(store)
+    assert "| 2 | 1, not the same for all |" in line_of(text, "| CIFAR-10 & LeNet |")
+    assert line_of(text, "| AEDFL |") == "| AEDFL | · | · | · | · | · | 1 (seed 2) | · |"
+    page = tables.page(target("table2"), [standing(target("table2"), "cifar10-lenet", store, Wish())])
+    assert line_of(page, "| AEDFL |").startswith("| AEDFL | 1 (seed 2) |")
+    assert line_of(page, "| Port |").startswith("| Port | 1 |")
+    uneven = leaders(
+        tmp_path / "uneven", record("aedfl", RISING), record("aedfl", RISING, seed=2), record("port", [0, 1])
+    )
+    assert "| 2 | 1 to 2 |" in uneven
 
 
 def test_the_list_knows_records_of_another_config(store: Store) -> None:
@@ -140,12 +178,18 @@ def swept(method: str, change: list[str], accuracy: float) -> Record:
     return record(method, [0.0, accuracy, accuracy, accuracy], changes=change, config=f"{method}{change}")
 
 
+def said(aim: Target, store: Store) -> list[list[str]]:
+    """The lines that set the paper's words beside what came out here."""
+    grid = figures.compared(aim, standing(aim, "cifar10-lenet", store, Wish()))
+    return [[field.words for field in line] for line in grid]
+
+
 def test_a_figure_says_what_the_paper_says(tmp_path: Path) -> None:
     aim = target("fig-c")
     scores = {"0.5": 0.50, "1": 0.51, "1.5": 0.54, "2": 0.52, "2.5": 0.51}
     store = store_of(tmp_path, *(swept("aedfl", list(aim.values[value]), score) for value, score in scores.items()))
     stand = standing(aim, "cifar10-lenet", store, Wish())
-    words = [[field.words for field in line] for line in figures.compared(aim, stand)]
+    words = said(aim, store)
     assert ["best C", "1.5", "1.5"] in words
     assert ["best against worst, points of accuracy", "+4.0", "+2.2"] in words
     drawn = ElementTree.fromstring(figures.draw(aim, stand, store, Wish()))
@@ -153,11 +197,23 @@ def test_a_figure_says_what_the_paper_says(tmp_path: Path) -> None:
     assert [one.get("data-name") for one in lines] == ["AEDFL"]
 
 
+def test_the_largest_lead_over_all_values_waits_for_all_of_them(tmp_path: Path) -> None:
+    aim = target("fig-bandwidth")
+    made = [swept(method, list(aim.values["100"]), score) for method, score in (("aedfl", 0.5), ("fedavg", 0.4))]
+    some = store_of(tmp_path / "some", *made)
+    words = said(aim, some)
+    assert ["AEDFL's largest lead in accuracy, points (100)", "+10.0", "–"] in words
+    assert ["AEDFL's largest lead in accuracy, points", "·", "+12.8"] in words
+    made += [swept("aedfl", list(aim.values[value]), 0.3) for value in ("1", "10")]
+    whole = store_of(tmp_path / "whole", *made, swept("fedavg", list(aim.values["1"]), 0.1))
+    words = said(aim, whole)
+    assert ["AEDFL's largest lead in accuracy, points", "+20.0", "+12.8"] in words
+
+
 def test_the_ablation_is_measured_against_aedfl_without_modules(tmp_path: Path) -> None:
     aim = target("fig-ablation")
     store = store_of(tmp_path, record("aedfl", [0, 0.5, 0.6, 0.6, 0.6]), record("aedfl-0", [0, 0.2, 0.5, 0.5, 0.5]))
-    stand = standing(aim, "cifar10-lenet", store, Wish())
-    words = [[field.words for field in line] for line in figures.compared(aim, stand)]
+    words = said(aim, store)
     assert ["AEDFL over AEDFL-0: accuracy, points", "+10.0", "+10.9"] in words
     assert ["AEDFL over AEDFL-0: time to target, %", "+50.0", "+64.9"] in words
     assert ["AEDFL-P over AEDFL-0: accuracy, points", "·", "+6.5"] in words

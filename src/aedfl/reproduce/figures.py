@@ -105,14 +105,18 @@ def compared(aim: Target, stand: Standing) -> Grid:
 
 
 def _leads(aim: Target, stand: Standing, said: Mapping[str, Any]) -> Grid:
-    """AEDFL's largest lead over a baseline, at each value; and over all values where the paper says it so."""
+    """AEDFL's largest lead over a baseline, at each value; and over all values where the paper says it so.
+
+    The latter only when AEDFL was run with all of them: the largest lead may lie where it was not.
+    """
     others = [method for method in aim.methods if not method.startswith("aedfl")]
     rows = []
     for kind, words, lead in (("advantage", "accuracy, points", _points), ("faster", "time to target, %", _saved)):
         numbers = said.get(kind, {})
         for value in [*aim.values, *([""] if "" in numbers and "" not in aim.values else [])] if others else ():
             inside = [value] if value else list(aim.values)
-            found = [lead(stand, other, "aedfl", one) for other in others for one in inside]
+            whole = all(stand.mean(ACCURACY, "aedfl", one) is not None for one in inside)
+            found = [lead(stand, other, "aedfl", one) for other in others for one in inside] if whole else []
             where = f" ({value})" if value else ""
             rows.append(_compared(f"AEDFL's largest lead in {words}{where}", found, numbers.get(value)))
     return rows

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..report.comparison import Column
 from .plan import FIRST_SEED, Cell, Key, Target, Tuned, Wish, cells, setting, target, targets, title
 from .records import Store
-from .standing import COLUMNS, Standing, standing
-from .tables import NOT_RUN, Grid, Text, markdown
+from .standing import COLUMNS, TIME95, Row, Standing, seeds_in_words, standing
+from .tables import NOT_REACHED, NOT_RUN, Grid, Text, markdown
 
 HEAD = """\
 # Results
@@ -71,7 +71,9 @@ def overview(store: Store) -> str:
         (
             HEAD,
             "\n## Who leads\n\n",
-            "The best of the methods run so far; AEDFL's own figure and rank where another leads.\n\n",
+            "The best of the methods run so far; AEDFL's own figure and rank where another leads. "
+            f"`{NOT_REACHED}`: reached by none, `{NOT_RUN}`: not run yet (the time to 95 % of FedAvg needs FedAvg). "
+            "A row with one seed says little about differences of a point or two.\n\n",
             markdown(_leaders(store)),
             "\n## What is done\n\nSeeds of each cell that went to the end.\n\n",
             markdown(_matrix(store)),
@@ -105,30 +107,49 @@ def _outdated(store: Store, cell: Cell) -> bool:
 
 
 def _leaders(store: Store) -> Grid:
-    head = [Text(words) for words in ("setting", "methods", *(column.title for column in COLUMNS))]
+    head = [Text(words) for words in ("setting", "methods", "seeds", *(column.title for column in COLUMNS))]
     rows = []
     for base in (aim for aim in targets().values() if aim.is_table):
         for name in base.settings:
             stand = standing(base, name, store, Wish())
-            run = sum(row.seeds > 0 for row in stand.rows)
-            rows.append([Text(setting(name).title), Text(str(run or NOT_RUN)), *(_leader(stand, c) for c in COLUMNS)])
+            run = [row for row in stand.rows if row.seeds]
+            counts = (str(len(run)), _seeds_of(run)) if run else (NOT_RUN, NOT_RUN)
+            rows.append([Text(setting(name).title), *map(Text, counts), *(_leader(stand, c) for c in COLUMNS)])
     return [head, *rows]
+
+
+def _seeds_of(run: Sequence[Row]) -> str:
+    """The methods' number of seeds, and a word where they are not the same ones."""
+    least, most = min(row.seeds for row in run), max(row.seeds for row in run)
+    number = str(most) if least == most else f"{least} to {most}"
+    return number if least < most or len({row.which for row in run}) == 1 else f"{number}, not the same for all"
 
 
 def _leader(stand: Standing, column: Column) -> Text:
     """The best method and its figure; AEDFL's beside it when that is another one."""
     order = ranking(stand, column)
+    run = {row.method for row in stand.rows if row.seeds}
     if not order:
-        return Text(NOT_RUN)
+        return Text(NOT_REACHED if run and (column is not TIME95 or stand.second is not None) else NOT_RUN)
     value = order[0][1]
     first = [method for method, other in order if other == value]
-    name = title(first[0]) if len(first) == 1 else f"{len(first)} methods"
-    words = f"{name} {value:{column.form}}"
+    words = f"{_names(first, len(run))} {value:{column.form}}"
+    if "aedfl" in first:
+        return Text(words, best=len(first) == 1)
+    if "aedfl" not in run:
+        return Text(words, "(AEDFL not run)")
     ours = next((other for method, other in order if method == "aedfl"), None)
-    if ours is None or ours == value:
-        return Text(words, best=first == ["aedfl"])
+    if ours is None:
+        return Text(words, f"(AEDFL {NOT_REACHED})")
     rank = 1 + sum(other > ours if column.higher else other < ours for _, other in order)
     return Text(words, f"(AEDFL {ours:{column.form}}, {rank} of {len(order)})")
+
+
+def _names(methods: Sequence[str], run: int) -> str:
+    """Who shares the first place."""
+    if len(methods) == run > 1:
+        return "all methods"
+    return " and ".join(map(title, methods)) if len(methods) < 3 else f"{len(methods)} methods"
 
 
 def ranking(stand: Standing, column: Column) -> list[tuple[str, float]]:
@@ -149,7 +170,7 @@ def _matrix(store: Store) -> Grid:
 
 def _seeds(stand: Standing, method: str) -> str:
     row = stand.row(method)
-    return str(row.seeds) if row is not None and row.seeds else NOT_RUN
+    return seeds_in_words(row) if row is not None and row.seeds else NOT_RUN
 
 
 def _progress(found: Sequence[Gap]) -> Grid:
@@ -176,4 +197,4 @@ def _unfinished(store: Store) -> str:
             lines.append(f"- {label}: {record['error']}\n")
         elif not record["complete"] and record["reached"] < setting(record["setting"]).end:
             lines.append(f"- {label}: {record['reached']:,.0f} of {record['until']:,.0f} s\n")
-    return "".join(lines) or "None.\n"
+    return "".join(lines) or "None among the records.\n"

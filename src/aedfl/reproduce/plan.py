@@ -31,6 +31,7 @@ QUICK = "quick"
 OPTIONS = ("stop.virtual_seconds", "seed", "method", "engine.device", "data.directory")
 WITHOUT_EFFECT = (
     "engine.lookahead",
+    "engine.overlap",
     "engine.threads",
     "engine.cache_budget_mib",
     "engine.ray",

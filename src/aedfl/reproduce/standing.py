@@ -8,7 +8,7 @@ from statistics import mean
 
 from ..report.comparison import Cell, Column, best_of, cell_of, marked
 from .curves import final, reaches
-from .plan import Target, Wish, setting
+from .plan import FIRST_SEED, Target, Wish, setting
 from .records import Record, Store
 
 FEDAVG_SHARE = 0.95
@@ -27,8 +27,13 @@ class Row:
 
     method: str
     value: str
-    seeds: int
+    which: tuple[int, ...]
+    """The seeds that went to the end."""
     cells: Mapping[str, Cell]
+
+    @property
+    def seeds(self) -> int:
+        return len(self.which)
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,20 @@ def _row(method: str, value: str, records: Sequence[Record], until: float, goal:
         "time95": cell_of([None if second is None else reaches(curve, until, second) for curve in curves]),
         "mmacs": cell_of([final(curve, until, "mmacs") for curve in curves]),
     }
-    return Row(method, value, len(records), cells)
+    return Row(method, value, tuple(int(record["seed"]) for record in records), cells)
+
+
+def seeds_in_words(row: Row) -> str:
+    """How many seeds; and which, where they are not the first ones, so that nobody takes them for the others'."""
+    first = tuple(range(FIRST_SEED, FIRST_SEED + row.seeds))
+    named = "" if row.which == first else f" (seed {', '.join(map(str, row.which))})"
+    return f"{row.seeds}{named}"
 
 
 def _with_best(rows: Sequence[Row]) -> list[Row]:
     run = [row for row in rows if row.seeds]
     best = {column.key: best_of(column, [row.cells[column.key] for row in run]) for column in COLUMNS}
     return [
-        Row(row.method, row.value, row.seeds, {key: marked(cell, best[key]) for key, cell in row.cells.items()})
+        Row(row.method, row.value, row.which, {key: marked(cell, best[key]) for key, cell in row.cells.items()})
         for row in rows
     ]

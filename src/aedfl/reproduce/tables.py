@@ -9,7 +9,7 @@ from ..report.comparison import Column, written
 from ..report.tables import LATEX
 from . import paper
 from .plan import Target, setting, title
-from .standing import ACCURACY, COLUMNS, MMACS, TIME, TIME95, Row, Standing
+from .standing import ACCURACY, COLUMNS, MMACS, TIME, TIME95, Row, Standing, seeds_in_words
 
 NOT_RUN, NOT_REACHED = "·", "/"
 
@@ -55,7 +55,8 @@ def _heading(column: Column, stand: Standing) -> str:
 
 
 def _fields(row: Row, columns: Sequence[Column], stand: Standing, varied: bool, comparable: bool) -> list[Text]:
-    fields = [Text(title(row.method)), *([Text(row.value)] if varied else []), Text(str(row.seeds or NOT_RUN))]
+    seeds = seeds_in_words(row) if row.seeds else NOT_RUN
+    fields = [Text(title(row.method)), *([Text(row.value)] if varied else []), Text(seeds)]
     for column in columns:
         fields.append(_figure(row, column))
         if _printed(column) and comparable:
@@ -95,6 +96,7 @@ def _latex(field: Text) -> str:
 LEGEND = (
     "Mean ± standard deviation over seeds; best in bold. Accuracy is that of the mean (or the server's) model, "
     "beside it the mean of the devices' own models, both on test data and as the mean of the last three measurements. "
+    "Times are to the paper's target and, once FedAvg was run, to 95 % of its accuracy. "
     "MMACs: multiply-accumulates of a forward pass, mean of the devices. "
     f"`{NOT_REACHED}`: target not reached, `{NOT_RUN}`: not run yet."
 )
