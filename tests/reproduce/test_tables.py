@@ -210,6 +210,15 @@ def test_the_largest_lead_over_all_values_waits_for_all_of_them(tmp_path: Path) 
     assert ["AEDFL's largest lead in accuracy, points", "+20.0", "+12.8"] in words
 
 
+def test_the_time_that_more_points_have_is_drawn(tmp_path: Path) -> None:
+    aim = target("fig-bandwidth")
+    scores = {"aedfl": 0.6, "fedavg": 0.4, "fedbuff": 0.45}
+    store = store_of(tmp_path, *(swept(method, list(aim.values["100"]), score) for method, score in scores.items()))
+    text = figures.draw(aim, standing(aim, "cifar10-lenet", store, Wish()), store, Wish())
+    names = [one.get("data-name") for one in ElementTree.fromstring(text).iter() if one.get("data-name")]
+    assert names == ["AEDFL", "FedAvg", "FedBuff"] and "Time to 0.38 " in text, "only AEDFL has 0.5"
+
+
 def test_the_ablation_is_measured_against_aedfl_without_modules(tmp_path: Path) -> None:
     aim = target("fig-ablation")
     store = store_of(tmp_path, record("aedfl", [0, 0.5, 0.6, 0.6, 0.6]), record("aedfl-0", [0, 0.2, 0.5, 0.5, 0.5]))

@@ -56,12 +56,13 @@ def _line(name: str, records: Sequence[Record], until: float) -> Series:
 
 
 def over_values(aim: Target, stand: Standing) -> str:
-    """A figure of each method over what is varied; empty when there is nothing yet."""
-    column, lines = ACCURACY, _over_values(aim, stand, ACCURACY)
-    if aim.measure == "time":
-        column, lines = TIME, _over_values(aim, stand, TIME)
-    if aim.measure == "time" and not lines:
-        column, lines = TIME95, _over_values(aim, stand, TIME95)
+    """A figure of each method over what is varied; empty when there is nothing yet.
+
+    Of the two times, the one that more points have: a target that few reach hides the others.
+    """
+    columns = (TIME, TIME95) if aim.measure == "time" else (ACCURACY,)
+    drawn = {column: _over_values(aim, stand, column) for column in columns}
+    column, lines = max(drawn.items(), key=lambda item: sum(len(line.x) for line in item[1]))
     if not lines:
         return ""
     goal = stand.target if column is TIME else stand.second or 0.0
