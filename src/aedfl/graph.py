@@ -11,6 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
@@ -55,11 +56,12 @@ class Op(ABC):
 class Node:
     """One queued job, the jobs it depends on (each as often as it is needed), and the weakly held values of it."""
 
-    __slots__ = ("__weakref__", "args", "needs", "op", "values")
+    __slots__ = ("__weakref__", "args", "done", "needs", "op", "values")
 
     def __init__(self, op: Op, args: Job) -> None:
         self.op = op
         self.args = args
+        self.done = False
         needed: list[Value] = []
         _collect(args, needed)
         self.needs = [node for value in needed if (node := value.node) is not None]
@@ -154,6 +156,38 @@ class Queue:
         """May put another op in the place of one: an op that runs it elsewhere, with the same results."""
         self.flushes = 0
         self.batches: list[int] = []
+        self._worker: ThreadPoolExecutor | None = None
+        self._under_way: Future[None] | None = None
+
+    def go_ahead(self) -> None:
+        """From now on, jobs are run in a thread of their own, and `flush` returns at once.
+
+        One flush is run at a time, in the same order as without. Who needs results waits for `finished`.
+        """
+        if self._worker is None:
+            threads = torch.get_num_threads()
+            self._worker = ThreadPoolExecutor(1, "aedfl-queue", torch.set_num_threads, (threads,))
+
+    @property
+    def ahead(self) -> bool:
+        return self._worker is not None
+
+    @property
+    def finished(self) -> int:
+        """How many flushes are known to be done."""
+        return self.flushes - (self._under_way is not None)
+
+    def wait(self) -> None:
+        """Until the last flush is done; what went wrong in it is raised here."""
+        if self._under_way is not None:
+            flush, self._under_way = self._under_way, None
+            flush.result()
+
+    def close(self) -> None:
+        """Ends the thread, once it has done what it is doing."""
+        if self._worker is not None:
+            self._worker.shutdown()
+            self._worker = self._under_way = None
 
     def submit(self, op: Op, args: Job, serials: Sequence[int]) -> tuple[Value, ...]:
         node = Node(op if self.route is None else self.route(op), args)
@@ -163,10 +197,19 @@ class Queue:
         return values
 
     def flush(self) -> None:
-        """Runs everything that somebody still waits for."""
+        """Runs everything that somebody still waits for, once the flush before is done."""
+        self.wait()
         nodes = [node for ref in self._waiting if (node := ref()) is not None]
         self._waiting.clear()
         self.flushes += 1
+        if self._worker is None:
+            self._compute(nodes)
+        elif nodes:
+            self._under_way = self._worker.submit(self._compute, nodes)
+
+    def _compute(self, nodes: list[Node]) -> None:
+        for node in nodes:
+            node.needs = [need for need in node.needs if not need.done]
         ready = _Ready(nodes)
         missing, dependents = _dependencies(nodes)
         ready.add(node for node in nodes if not missing[node])
@@ -267,4 +310,4 @@ def _run(op: Op, nodes: list[Node], settled: Callable[[Value], None] | None) -> 
                 value.data, value.node = tensor, None
                 if settled is not None:
                     settled(value)
-        node.args = ()
+        node.args, node.done = (), True

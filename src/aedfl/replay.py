@@ -6,9 +6,11 @@ Launching a kernel takes a CPU as long as a small kernel runs; a selector of a f
 from __future__ import annotations
 
 import gc
+import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +35,24 @@ def most_models(macs: float) -> int:
     return max(size for size in SIZES if size <= wanted)
 
 
+@dataclass
+class Captures:
+    """Graphs that were captured in this process so far, and what that took, compiling their kernels included."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def now(self) -> Captures:
+        """As it stands, to be compared with later."""
+        return replace(self)
+
+    def since(self, earlier: Captures) -> Captures:
+        return Captures(self.count - earlier.count, self.seconds - earlier.seconds)
+
+
+CAPTURES = Captures()
+
+
 def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     """A CUDA graph of the call, after two runs that let libraries choose their kernels.
 
@@ -41,6 +61,7 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     left in PyTorch's memory is given back first, since it cannot be in the middle of a capture.
     """
     torch.cuda.synchronize()
+    begin = time.perf_counter()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream), _uncollected():
         for _ in range(2):
@@ -48,7 +69,7 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
         stream.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool)
+        graph.capture_begin(pool, capture_error_mode=_mode())
         try:
             call()
         except BaseException:
@@ -56,7 +77,14 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
             raise
         graph.capture_end()
     torch.cuda.synchronize()
+    CAPTURES.count += 1
+    CAPTURES.seconds += time.perf_counter() - begin
     return graph.replay
+
+
+def _mode() -> str:
+    """In a thread beside the main one, only what that thread does must fit into a capture."""
+    return "global" if threading.current_thread() is threading.main_thread() else "thread_local"
 
 
 @contextmanager

@@ -145,7 +145,11 @@ class Task:
 
     @cached_property
     def evaluation_module(self) -> FlatModule:
-        """A module in evaluation mode, to be loaded with one vector after the other."""
+        """The one that ops use."""
+        return self.make_evaluation_module()
+
+    def make_evaluation_module(self) -> FlatModule:
+        """A module in evaluation mode, to be loaded with one vector after the other; by one thread only."""
         flat = FlatModule(self.module, self.layout, self.device)
         flat.module.eval()
         return flat

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,20 @@ COLUMNS = (
 """What is measured, in the order in which it is written."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """What there is to measure at a moment. Its models may not be computed yet."""
+
+    known: dict[str, Any]
+    models: list[Model]
+    """What each device stood for."""
+    server: Model | None
+    merged: list[Any]
+    ages: array[int]
+
+
 class Measure:
-    """Measures a simulation whose queue has been flushed."""
+    """Measures a simulation."""
 
     def __init__(self, config: RunConfig, sim: Simulation, evaluator: Scorer, rows: Rows) -> None:
         self.sim, self.evaluator, self.rows = sim, evaluator, rows
@@ -51,11 +64,11 @@ class Measure:
         self._ages = array("l")
 
     def __call__(self) -> dict[str, Any]:
-        return self.begin().get()
+        return self.begin(self.take()).get()
 
-    def begin(self) -> Later[dict[str, Any]]:
-        """What holds now, once an accelerator has found out; starts a new interval."""
-        sim, rows, models = self.sim, self.rows, self.models()
+    def take(self) -> Moment:
+        """What holds now; starts a new interval."""
+        sim, models = self.sim, self.models()
         known = {
             "time": sim.time,
             "updates": sim.updates,
@@ -64,19 +77,26 @@ class Measure:
             "mmacs": float(np.mean([model.size.macs for model in models])) / 1e6,
             "costs": {name: round(seconds, 6) for name, seconds in sorted(sim.costs.items())},
         }
-        whole = self.evaluator.begin([self.global_vector()], rows.evaluation, rows.test)
+        moment = Moment(known, models, self._server(), list(self._merged), self._ages)
+        self.forget()
+        return moment
+
+    def begin(self, moment: Moment) -> Later[dict[str, Any]]:
+        """What held then, once an accelerator has found out. All that was asked for until then must be computed."""
+        rows, models = self.rows, moment.models
+        vector = self._global_vector(models, moment.server)
+        whole = self.evaluator.begin([vector], rows.evaluation, rows.test)
         local = self.evaluator.begin([_kept(models[i]) for i in self.chosen], rows.local, rows.test)
         squares = arriving([squares_to_mean(_Vectors(models))])
-        ages, merged = self._ages, fetch(list(self._merged))
-        self.forget()
+        merged = fetch(moment.merged)
 
         def row() -> dict[str, Any]:
             (accuracy,), (loss,) = whole.get()
             accuracies, _ = local.get()
             worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
-            stale = [*ages, *(age for sources in merged.get() for _, age in sources)]
+            stale = [*moment.ages, *(age for sources in merged.get() for _, age in sources)]
             found = {
-                **known,
+                **moment.known,
                 "accuracy": accuracy,
                 "loss": loss,
                 "local_accuracy": float(np.mean(accuracies)),
@@ -92,15 +112,21 @@ class Measure:
         """What each device stands for now."""
         return [context.model or self.sim.start for context in self.sim.contexts]
 
+    def _server(self) -> Model | None:
+        server = self.sim.server
+        return None if server is None else server.model or self.sim.start
+
     def global_vector(self) -> Tensor:
         """The server's model, or the mean of the local ones weighted by their samples.
 
         Each entry is the mean over those who hold it, and zero where nobody does.
         """
-        if self.sim.server is not None:
-            return _kept(self.sim.server.model or self.sim.start)
+        return self._global_vector(self.models(), self._server())
+
+    def _global_vector(self, models: list[Model], server: Model | None) -> Tensor:
+        if server is not None:
+            return _kept(server)
         weights = [float(context.samples) for context in self.sim.contexts]
-        models = self.models()
         vectors = [model.vector.get() for model in models]
         if all(model.mask is None for model in models):
             return weighted_mean(vectors, weights)

@@ -23,8 +23,9 @@ def _line(row: Row) -> bytes:
 class Record:
     """Rows of several streams, in memory, or as `STREAM.jsonl` files in a folder.
 
-    A row may hold values that are not computed yet; by the time of `begin` or `settle` they must be. What has begun to
-    be brought over from an accelerator is written by the next `begin`, or when somebody wants to read it.
+    A row may hold values that are not computed yet; by the time of `begin` (of those it begins) or `settle` they must
+    be. What has begun to be brought over from an accelerator is written by the next `begin`, or when somebody wants to
+    read it.
     While `replaying`, rows are dropped: they stand in the files already.
     """
 
@@ -33,6 +34,7 @@ class Record:
         self.replaying = False
         self.rows: dict[str, list[Any]] = {stream: [] for stream in STREAMS}
         self._pending: list[tuple[str, Coming]] = []
+        self._begun = 0
         self._under_way: tuple[list[str], Later[list[Row]]] | None = None
         self._files: dict[str, IO[bytes]] = {}
         if folder is not None:
@@ -51,10 +53,20 @@ class Record:
         if not self.replaying:
             self._pending.append((stream, row))
 
-    def begin(self) -> None:
-        """Begins to bring over everything that was added, and only then waits for what was under way before."""
-        streams, rows = [stream for stream, _ in self._pending], fetch([row for _, row in self._pending])
-        self._pending.clear()
+    @property
+    def added(self) -> int:
+        """Rows that were added so far."""
+        return self._begun + len(self._pending)
+
+    def begin(self, until: int | None = None, last: tuple[str, Coming] | None = None) -> None:
+        """Begins to bring over what was added (`until` so many rows were) and a `last` row, and only then waits for
+        what was under way before.
+        """
+        count = len(self._pending) if until is None else until - self._begun
+        chosen, self._pending = self._pending[:count], self._pending[count:]
+        self._begun += count
+        chosen += [last] if last else []
+        streams, rows = [stream for stream, _ in chosen], fetch([row for _, row in chosen])
         self._finish()
         self._under_way = streams, rows
         if rows.ready:

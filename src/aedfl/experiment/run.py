@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -20,7 +22,7 @@ from ..sim.context import SimContext
 from ..transfer import Later
 from . import checkpoint
 from .config import RunConfig, config_hash, elsewhere, from_toml, to_toml
-from .measure import Measure
+from .measure import Measure, Moment
 from .progress import Progress, Silent, Together
 from .record import Record, read_rows
 from .summary import summarise
@@ -31,8 +33,18 @@ if TYPE_CHECKING:
 
 Summary = dict[str, Any]
 
+TURN = 2e-4
+"""Seconds after which another thread may go on."""
 AT_ONCE = 24
 """Runs of a comparison that are advanced together; more would share batches no better and hold more memory."""
+
+
+class Taken(NamedTuple):
+    """A moment to be measured when the queue is through with that flush, and the rows of the record before it."""
+
+    moment: Moment
+    flush: int
+    rows: int
 
 
 class Run:
@@ -49,6 +61,7 @@ class Run:
         self.workshop = workshop
         self.summary: Summary = {}
         self._evaluations = 0
+        self._taken: deque[Taken] = deque()
         self._under_way: Later[dict[str, Any]] | None = None
         self._began = time.monotonic()
         self._saved = self._began
@@ -85,16 +98,21 @@ class Run:
             due = min(limit, self._evaluations * every)
             while not self.sim.advance(due):
                 yield
-            ended = self.sim.done or due >= limit
+                self._evaluate_computed()
+            ended, saving = self.sim.done or due >= limit, self._saving_due()
             if ended:
                 self.sim.end()
             if not self._skip():
-                yield
-                ended = self._evaluate() or ended
+                self._taken.append(Taken(self.measure.take(), self.workshop.queue.flushes + 1, self.record.added))
+                while self._taken and (ended or saving or self._decisive):
+                    yield
+                    self._evaluate_computed()
+                ended = ended or self.sim.stopped
             self._evaluations += 1
             if ended:
                 break
-            self._checkpoint()
+            if saving:
+                self._checkpoint()
         self._finish_evaluation()
         self.progress.finish()
 
@@ -111,19 +129,29 @@ class Run:
         self.measure.forget()
         return True
 
+    @property
+    def _decisive(self) -> bool:
+        """Whether the simulation waits for an evaluation: it may be the last one, or there is nothing to gain."""
+        stop = self.config.stop
+        return not self.workshop.queue.ahead or stop.stop_at_target or stop.consensus is not None
+
+    def _evaluate_computed(self) -> None:
+        """Evaluates the moments whose models have been computed by now."""
+        while self._taken and self._taken[0].flush <= self.workshop.queue.finished:
+            self._evaluate()
+
     def _evaluate(self) -> bool:
         """Begins one row of metrics, then finishes the one before; true if a stop condition holds.
 
         An accelerator has the new one's work to do meanwhile. Where the row is there at once, or decides whether the
         run goes on, it is finished too.
         """
-        row = self.measure.begin()
-        self.record.add("metrics", row)
-        self.record.begin()
+        taken = self._taken.popleft()
+        row = self.measure.begin(taken.moment)
+        self.record.begin(taken.rows, ("metrics", row))
         self._finish_evaluation()
         self._under_way = row
-        stop = self.config.stop
-        if row.ready or stop.stop_at_target or stop.consensus is not None:
+        if row.ready or self.config.stop.stop_at_target or self.config.stop.consensus is not None:
             self._finish_evaluation()
         return self.sim.stopped
 
@@ -141,16 +169,18 @@ class Run:
         agreed = stop.consensus is not None and row["updates"] > 0 and row["consensus"] <= stop.consensus
         self.sim.stopped = bool(reached or agreed)
 
+    def _saving_due(self) -> bool:
+        """Whether the next evaluation is followed by a checkpoint."""
+        waited = time.monotonic() - self._saved
+        return self.folder is not None and waited >= self.config.record.checkpoint_seconds and not self.record.replaying
+
     def _checkpoint(self) -> None:
-        now = time.monotonic()
-        settings = self.config.record
-        if self.folder is None or self.record.replaying or now - self._saved < settings.checkpoint_seconds:
-            return
+        assert self.folder is not None
         self._finish_evaluation()
         offsets = self.record.settle()
         position = checkpoint.Position(self._evaluations, offsets, self.wall(), self.fingerprint)
-        checkpoint.write(self.folder, position, self.sim.work, settings.keep_checkpoints)
-        self._saved = now
+        checkpoint.write(self.folder, position, self.sim.work, self.config.record.keep_checkpoints)
+        self._saved = time.monotonic()
 
     def wall(self) -> float:
         return self._wall + time.monotonic() - self._began
@@ -220,11 +250,17 @@ def behind(runs: Sequence[Run], earlier: Sequence[Run] = ()) -> list[bool]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """The garbage collector leaves alone what is there already (PyTorch, data, fleets), instead of walking it often."""
+    """The garbage collector leaves alone what is there already (PyTorch, data, fleets), instead of walking it often.
+
+    And threads take turns often: that of the queue must not wait long before it asks a GPU for the next step.
+    """
+    interval = sys.getswitchinterval()
     gc.freeze()
+    sys.setswitchinterval(TURN)
     try:
         yield
     finally:
+        sys.setswitchinterval(interval)
         gc.unfreeze()
 
 
@@ -240,6 +276,7 @@ def drive_all(runs: Sequence[Run], workshop: Workshop) -> None:
                 if not goes or next(steps, run) is not run
             ]
             workshop.queue.flush()
+        workshop.queue.wait()
     for run in runs:
         run.finish()
 

@@ -86,6 +86,7 @@ class Workshop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.queue.close()
         for remote in self._remotes:
             remote.forget()
         if self.pool is not None and not self._lent:
@@ -117,6 +118,8 @@ class Workshop:
         module = own.module or _module(config, dataset)
         equip = partial(_equip, engine, module, own.loss, own.metric)
         bench = equip(device, engine.threads or os.cpu_count() or 1, dataset)
+        if engine.overlap:
+            self.queue.go_ahead()
         if engine.cache_budget_mib is not None:
             self.placement = Placement(int(engine.cache_budget_mib * 2**20), bench.task.device)
             self.queue.settled = self.placement.admit

@@ -57,7 +57,7 @@ class Evaluator(Scorer):
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.flat = task.evaluation_module
+        self.flat = task.make_evaluation_module()
         plain = task.layout.size == task.layout.parameters
         self.stacked = Stacked.of(self.flat.module) if plain and not dropouts(self.flat.module) else None
 
