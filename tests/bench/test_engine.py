@@ -12,6 +12,8 @@ from aedfl.bench import engine
 from aedfl.bench.engine import CASES, Options, _dataset, measure, table
 from aedfl.cli import app
 from aedfl.models import NAMES
+from aedfl.training.plan import Plan, TrainJob, TrainResult
+from aedfl.training.sequential import SequentialTrainer
 
 TINY = ["--models", "lenet5", "--jobs", "1,3", "--samples", "4", "--epochs", "1", "--steps", "1", "--seconds", "0"]
 
@@ -33,17 +35,62 @@ def test_a_real_measurement_has_figures_machine_date_versions_and_command(tmp_pa
     assert whole["samples_per_second"] == pytest.approx(whole["samples"] / whole["wall_seconds"])
     assert whole["ratio"] == pytest.approx(whole["samples_per_second"] / whole["bare_at_batch"])
     assert whole["updates"] > 0 and whole["mean_batch"] > 1 and whole["capture_seconds"] == 0
-    assert "lenet5" in result.output and "end to end" in result.output and str(path.name) in result.output
+    assert whole["captures"] == {"count": 0, "seconds": 0.0} and whole["first_evaluation_seconds"] > 0
+    assert whole["steady_ratio"] is None, "five virtual seconds are too short"
+    assert whole["profiled"] is False and "breakdown" not in whole and "GPU s" not in result.output
+    assert "lenet5" in result.output and "batch" in result.output and str(path.name) in result.output
 
 
 def test_json_alone_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     part = {"samples_per_second": 2.0}
-    whole = part | {"mean_batch": 1.5, "ratio": 0.5, "ratio_without_capture": 0.75, "capture_seconds": 3.0}
+    whole = part | {"mean_batch": 1.5, "ratio": 0.5, "steady_ratio": 0.75, "captures": {"seconds": 3.0}}
+    whole |= {"first_evaluation_seconds": 1.25, "profiled": False}
     monkeypatch.setattr(engine, "_model", lambda *_: {"bare": {"1": part, "3": part}, "end_to_end": whole})
     result = bench("engine", *TINY, "--json", "-")
     assert json.loads(result.stdout)["models"]["lenet5"]["end_to_end"]["ratio"] == 0.5
-    row = table(json.loads(result.stdout)).rows[0]
-    assert row == ("lenet5", "2", "2", "2", "1.5", "0.50", "0.75", "3.0")
+    figures = table(json.loads(result.stdout))
+    assert figures.rows[0] == ("lenet5", "2", "2", "2", "1.5", "0.50", "0.75", "3.0", "1.2")
+    assert any(
+        "ratio: of the whole simulation" in note and "steady ratio: of its second half" in note
+        for note in figures.notes
+    )
+
+
+def test_a_profile_says_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "DEVICES", 10)
+    monkeypatch.setattr(engine, "_virtual_seconds", lambda *_: 62.0)
+    trained: list[TrainJob] = []
+    train = SequentialTrainer.train
+
+    def counted(self: SequentialTrainer, plan: Plan, jobs: list[TrainJob]) -> list[TrainResult]:
+        if plan.probe:  # the simulation's; the bare step has no probe
+            trained.extend(jobs)
+        return train(self, plan, jobs)
+
+    monkeypatch.setattr(SequentialTrainer, "train", counted)
+    path = tmp_path / "engine.json"
+    result = bench("engine", *TINY, "--repeats", "1", "--profile", "--json", str(path))
+    assert result.exit_code == 0, result.output
+    whole = json.loads(path.read_text())["models"]["lenet5"]["end_to_end"]
+    kinds, training = whole["breakdown"], whole["training"]
+    assert whole["profiled"] and {"Train", "Evaluate", "programs and clock"} < set(kinds)
+    assert sum(kind["python_seconds"] for kind in kinds.values()) == pytest.approx(whole["wall_seconds"])
+    assert all(kind["python_seconds"] > 0 and kind["gpu_seconds"] is None for kind in kinds.values())
+    assert kinds["Train"]["jobs"] == len(trained)
+    assert whole["updates"] <= len(trained) <= whole["updates"] + 10, "a device has one update under way"
+    assert kinds["Evaluate"] | {"python_seconds": 0} == {
+        "calls": 6, "jobs": 66, "python_seconds": 0, "gpu_seconds": None,
+    }, "the mean model and ten of devices, every 15 virtual seconds and at the end"  # fmt: skip
+    assert training["useful_samples"] == sum(len(job.samples) * job.epochs for job in trained) >= whole["samples"]
+    assert training["useful_steps"] == training["run_steps"] == len(trained), "one step each, one model at a time"
+    assert training["bare_seconds"]["useful_samples"] == pytest.approx(
+        training["useful_samples"] / whole["bare_at_batch"]
+    )
+    steady = whole["steady"]
+    assert (steady["from_virtual"], steady["to_virtual"]) == (30.0, 60.0) and 0 < steady["samples"] < whole["samples"]
+    assert whole["steady_samples_per_second"] == pytest.approx(steady["samples"] / steady["seconds"])
+    assert whole["steady_ratio"] == pytest.approx(whole["steady_samples_per_second"] / whole["bare_at_batch"])
+    assert "*: profiled" in result.output and "programs and clock" in result.output
 
 
 def test_progress_goes_from_nothing_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,14 +37,16 @@ def test_fleets_of_two_sizes_are_measured_in_processes_of_their_own(tmp_path: Pa
 
 def test_ops_are_timed_without_a_change_to_what_they_compute() -> None:
     queue = Queue()
-    seconds = watch(queue)
+    ledger = watch(queue)
     one, two = Value(torch.tensor([1.0, 3.0])), Value(torch.tensor([3.0, 5.0]))
     jobs = [
         queue.submit(WeightedMean(), ((one, two), weights), [number]) for number, weights in enumerate([(1, 1), (3, 1)])
     ]
     queue.flush()
     assert [value.get().tolist() for (value,) in jobs] == [[2.0, 4.0], [1.5, 3.5]]
-    assert set(seconds) == {"weightedmean"} and seconds["weightedmean"] > 0
+    assert set(ledger.kinds) == {"WeightedMean"}
+    kind = ledger.kinds["WeightedMean"]
+    assert (kind.calls, kind.jobs, kind.heavy) == (1, 2, False) and kind.seconds > kind.aside == 0
 
 
 def test_overhead_is_the_simulation_over_the_faster_bare_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 Bare: local training of N models side by side, long enough that the time is that of the steps. End to end: a
 simulation of AEDFL without pruning, with selection, merging, learning, evaluation and the record on disk. The ratio of
-the two, at the batch size the simulation had, is what the rest of the simulator costs. Data are random, of the shape
-and size of the real sets.
+the two, at the batch size the simulation had, is what the rest of the simulator costs: for the whole simulation, what
+happens once included, and for the second half of it, when that is over. A profile says where the time goes. Data are
+random, of the shape and size of the real sets.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from ..experiment.progress import Silent
 from ..experiment.run import Run, drive_all
 from ..experiment.sections import RunConfig
 from ..experiment.workshop import Bench, Own, Workshop
+from ..replay import CAPTURES
 from ..training.plan import Plan, Trainer, TrainJob
 from .stamp import stamp
-from .table import Figures, Tell, quiet, short
+from .table import Figures, Tell, optional, quiet, short
+from .timing import Course, Instant, watch
 
 DEVICES = 100
 
@@ -76,6 +79,8 @@ class Options:
     runs: int = 1
     """Seeds that are simulated together."""
     repeats: int = 3
+    profile: bool = False
+    """Time every op of the simulation, which slows it down a little."""
 
     def check(self) -> None:
         unknown = [name for name in self.models if name not in CASES]
@@ -108,7 +113,7 @@ def measure(options: Options, tell: Tell = quiet) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> Figures:
-    """Samples per second; the ratio is to the bare step at the simulation's own batch size."""
+    """Samples per second; the ratios are to the bare step at the simulation's own batch size."""
     options = found["options"]
     rows = []
     for name, figures in found["models"].items():
@@ -120,14 +125,48 @@ def table(found: dict[str, Any]) -> Figures:
                 short(whole["samples_per_second"]),
                 f"{whole['mean_batch']:.1f}",
                 f"{whole['ratio']:.2f}",
-                f"{whole['ratio_without_capture']:.2f}",
-                f"{whole['capture_seconds']:.1f}",
+                optional(whole["steady_ratio"], 2),
+                f"{whole['captures']['seconds']:.1f}",
+                f"{whole['first_evaluation_seconds']:.1f}",
             )
         )
     heads = tuple(f"bare, {count} {'job' if count == 1 else 'jobs'}" for count in options["jobs"])
-    columns = ("model", *heads, "end to end", "batch", "ratio", "without capture", "capture s")
+    simulated = "end to end*" if options["profile"] else "end to end"
+    columns = ("model", *heads, simulated, "batch", "ratio", "steady ratio", "capture s", "first eval. s")
     precision = "bf16" if options["bf16"] else "TF32" if options["device"] == "cuda" else "FP32"
-    return Figures(columns, rows, (f"samples/s, {precision}; {DEVICES} devices, {options['runs']} run(s) together",))
+    notes = (
+        f"samples/s, {precision}; {DEVICES} devices, {options['runs']} run(s) together",
+        "ratio: of the whole simulation to the bare step, captures and the first evaluation included; steady ratio: "
+        "of its second half, between two evaluations (–: too short to have them)",
+    )
+    marked = ("*: profiled, with every op timed, which costs some speed",) if options["profile"] else ()
+    return Figures(columns, rows, notes + marked)
+
+
+def profile(found: dict[str, Any]) -> Figures | None:
+    """Where the time of the simulations went, if they were profiled."""
+    rows: list[tuple[str, ...]] = []
+    notes = ["Python s: wall time of the thread inside; GPU s: on its stream between begin and end, gaps included"]
+    for name, figures in found["models"].items():
+        whole = figures["end_to_end"]
+        for kind, line in whole.get("breakdown", {}).items():
+            counts = ("–" if line[key] is None else f"{line[key]:,}" for key in ("calls", "jobs"))
+            seconds = (optional(line[key], 3) for key in ("python_seconds", "gpu_seconds"))
+            rows.append((name, kind, *counts, *seconds))
+        if whole["profiled"]:
+            notes.append(f"{name}: {whole['wall_seconds']:.2f} s; " + _training_note(whole["training"]))
+    columns = ("model", "op", "calls", "jobs", "Python s", "GPU s")
+    return Figures(columns, rows, tuple(notes), names=2) if rows else None
+
+
+def _training_note(found: dict[str, Any]) -> str:
+    used = found["useful_samples"] / max(1, found["slots_of_useful_steps"])
+    bare = found["bare_seconds"]
+    return (
+        f"training of {found['useful_steps']:,} model-steps by {found['run_steps']:,} that were run, {used:.0%} of the "
+        f"sample slots of the former in use; at the bare step's speed {bare['useful_samples']:.2f} s for the samples, "
+        f"{bare['slots_of_useful_steps']:.2f} s for the steps, {bare['slots_run']:.2f} s with padding"
+    )
 
 
 def _model(name: str, options: Options, tell: Any) -> dict[str, Any]:
@@ -150,6 +189,11 @@ def _model(name: str, options: Options, tell: Any) -> dict[str, Any]:
     whole["ratio"] = whole["samples_per_second"] / rate
     without = whole["wall_seconds"] - whole["capture_seconds"]
     whole["ratio_without_capture"] = whole["samples"] / without / rate
+    steady = whole["steady_samples_per_second"]
+    whole["steady_ratio"] = None if steady is None else steady / rate
+    if options.profile:
+        slots = ("useful_samples", "slots_of_useful_steps", "slots_run")
+        whole["training"]["bare_seconds"] = {key: whole["training"][key] / rate for key in slots}
     return {"trainer": type(bench.trainer).__name__, "bare": bare, "end_to_end": whole}
 
 
@@ -243,26 +287,51 @@ def _capture_seconds(trainer: Trainer) -> float:
 
 def _end_to_end(name: str, options: Options, dataset: Dataset, virtual_seconds: float) -> dict[str, Any]:
     """A simulation from nothing: its own trainer, its own captures, its folder on disk."""
-    workshop = Workshop(Own(dataset=dataset))
-    with tempfile.TemporaryDirectory() as folder:
+    gpu, captured = options.device == "cuda", CAPTURES.now()
+    with tempfile.TemporaryDirectory() as folder, Workshop(Own(dataset=dataset)) as workshop:
         configs = [_config(name, options, virtual_seconds, seed) for seed in range(options.runs)]
         for config in configs:
             (Path(folder) / str(config.seed)).mkdir()
         runs = [Run(config, workshop, Path(folder) / str(config.seed), Silent()) for config in configs]
-        begin = time.perf_counter()
+        ledger = watch(workshop.queue, True, gpu) if options.profile else None
+        course = Course(runs, gpu, ledger)
+        begin = Instant(gpu)
         drive_all(runs, workshop)
-        if options.device == "cuda":
+        if gpu:
             torch.cuda.synchronize()
-        wall = time.perf_counter() - begin
-    samples, batches = sum(run.sim.samples for run in runs), workshop.queue.batches
-    return {
+        end = Instant(gpu)
+        if gpu:
+            torch.cuda.synchronize()
+    samples, batches, wall = sum(run.sim.samples for run in runs), workshop.queue.batches, end.python_since(begin)
+    found = {
         "virtual_seconds": virtual_seconds,
         "updates": sum(run.sim.updates for run in runs),
         "samples": samples,
         "wall_seconds": wall,
         "samples_per_second": samples / wall,
+        "profiled": options.profile,
         "mean_batch": sum(batches) / max(1, len(batches)),
         "capture_seconds": _capture_seconds(workshop.bench(configs[0]).trainer),
+        "captures": asdict(CAPTURES.since(captured)),
+        "first_evaluation_seconds": course.seconds[0],
+        "later_evaluation_seconds": course.later_seconds,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "peak_gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if options.device == "cuda" else None,
+        "peak_gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
     }
+    if ledger is not None:
+        found |= {"breakdown": ledger.breakdown(begin, end), "training": ledger.training()}
+    return found | _steady(course, virtual_seconds)
+
+
+def _steady(course: Course, virtual_seconds: float) -> dict[str, Any]:
+    """The rate of the second half of the simulation, what happens once being over."""
+    steady = course.steady(virtual_seconds)
+    if steady is None:
+        return {"steady": None, "steady_samples_per_second": None}
+    span = {
+        "from_virtual": steady.begin.virtual,
+        "to_virtual": steady.end.virtual,
+        "samples": steady.samples,
+        "seconds": steady.seconds,
+    }
+    return {"steady": span, "steady_samples_per_second": steady.samples / steady.seconds}

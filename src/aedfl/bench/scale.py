@@ -101,7 +101,7 @@ def fleet(options: Options) -> dict[str, Any]:
     (devices,) = options.devices
     workshop = Workshop(_own(devices))
     run = Run(_config(options), workshop, None, Silent())
-    seconds, events = watch(workshop.queue), _count(run)
+    ledger, events = watch(workshop.queue), _count(run)
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     flushing, used = 0.0, time.process_time()
     begin = time.perf_counter()
@@ -111,8 +111,8 @@ def fleet(options: Options) -> dict[str, Any]:
         flushing += time.perf_counter() - start
     wall, used = time.perf_counter() - begin, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    training = seconds.pop("training", 0.0)
-    merging = sum(seconds.values())
+    training = sum(kind.seconds for kind in ledger.kinds.values() if kind.heavy)
+    merging = sum(kind.seconds for kind in ledger.kinds.values() if not kind.heavy)
     spent = (wall - flushing, flushing - training - merging, merging, training)
     batches = workshop.queue.batches
     return {

@@ -16,6 +16,8 @@ class Figures:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     notes: tuple[str, ...] = ()
+    names: int = 1
+    """Columns that hold names, which come first."""
 
 
 def quiet(_: str, __: int, ___: int) -> None:
@@ -25,3 +27,8 @@ def quiet(_: str, __: int, ___: int) -> None:
 def short(value: float) -> str:
     """Three significant digits at least: 1,234 or 12.3 or 0.0123."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def optional(value: float | None, places: int) -> str:
+    """A dash for what there is not."""
+    return "–" if value is None else f"{value:,.{places}f}"

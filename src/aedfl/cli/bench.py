@@ -52,9 +52,15 @@ def engine(
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="About how long each simulation takes.")] = 20.0,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Seeds simulated together.")] = 1,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Of the bare training; the median counts.")] = 3,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also say where the simulation's time goes; it runs slower then.")
+    ] = False,
     out: Json = None,
 ) -> None:
     """Samples per second of the training step alone and of a whole simulation of 100 devices.
+
+    The ratio of the two is given for the whole simulation, from nothing, and for its second half, when kernels are
+    compiled and captured (steady).
 
     [bold]Example[/]
 
@@ -66,11 +72,11 @@ def engine(
 
     options = bench.Options(
         device, _names(models), _numbers("--jobs", jobs), bf16, trainer, samples, epochs, exchange, steps, seconds,
-        runs, repeats,
+        runs, repeats, profile,
     )  # fmt: skip
     with _telling() as tell:
         found = bench.measure(options, tell)
-    _show(found, bench.table(found), out)
+    _show(found, bench.table(found), out, bench.profile(found))
 
 
 def peers(
@@ -206,24 +212,31 @@ def _telling() -> Iterator[Tell]:
         yield tell
 
 
-def _show(found: dict[str, Any], figures: Figures, out: Path | None) -> None:
-    """The table, with the machine; and JSON where it is wanted."""
+def _show(found: dict[str, Any], figures: Figures, out: Path | None, second: Figures | None = None) -> None:
+    """The table, with the machine, and perhaps a second one; and JSON where it is wanted."""
     text = json.dumps(found, indent=2)
     if out is not None and str(out) == "-":
         print(text)
         return
-    drawn = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in figures.columns:
-        drawn.add_column(column, justify="left" if column == figures.columns[0] else "right")
-    for row in figures.rows:
-        drawn.add_row(f"[bold]{escape(row[0])}[/]", *(escape(cell) for cell in row[1:]))
-    console.print(drawn)
-    for note in (*figures.notes, _machine(found)):
-        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+    for each in (figures, second):
+        if each is not None:
+            _draw(each)
+    console.print(f"[dim]{escape(_machine(found))}[/]", soft_wrap=True)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text + "\n", encoding="utf-8")
         console.print(f"figures: {out}", soft_wrap=True)
+
+
+def _draw(figures: Figures) -> None:
+    drawn = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for place, column in enumerate(figures.columns):
+        drawn.add_column(column, justify="left" if place < figures.names else "right")
+    for row in figures.rows:
+        drawn.add_row(f"[bold]{escape(row[0])}[/]", *(escape(cell) for cell in row[1:]))
+    console.print(drawn)
+    for note in figures.notes:
+        console.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
 
 
 def _machine(found: dict[str, Any]) -> str:
