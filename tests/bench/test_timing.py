@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from aedfl.bench.timing import REST, Course, Instant, Ledger, Point, steps_run, watch
+from aedfl.bench.timing import REST, Course, Instant, Ledger, steps_run, watch
 from aedfl.graph import Queue, Value
 from aedfl.ops import WeightedMean
 from aedfl.replay import Captures
@@ -114,26 +114,20 @@ def test_without_a_profile_no_event_is_recorded(monkeypatch: pytest.MonkeyPatch)
     assert ledger.kinds["op"].jobs == 3 and ledger.kinds["op"].spans == []
 
 
-def course(points: list[tuple[float, int, float]]) -> Course:
-    """One whose evaluations were at these virtual times, samples and wall times."""
-    found = Course([], gpu=False)
-    for virtual, samples, clock in points:
-        instant = Instant(gpu=False)
-        instant.clock = clock
-        found.points.append(Point(virtual, samples, instant))
-    return found
-
-
-def test_the_steady_half_begins_at_the_evaluation_nearest_to_half_and_ends_before_the_end() -> None:
-    slow_start = [(0.0, 0, 0.0), (15.0, 10, 9.0), (30.0, 110, 10.0), (45.0, 310, 12.0), (60.0, 400, 99.0)]
-    steady = course(slow_start).steady(60.0)
-    assert steady is not None and (steady.begin.virtual, steady.end.virtual) == (30.0, 45.0)
-    assert steady.samples == 200 and steady.seconds == 2.0
-
-
-@pytest.mark.parametrize("evaluations", [1, 2, 3])
-def test_a_run_without_two_evaluations_in_between_has_no_steady_half(evaluations: int) -> None:
-    assert course([(15.0 * k, k, k) for k in range(evaluations)]).steady(15.0 * (evaluations - 1)) is None
+@pytest.mark.parametrize(
+    ("evaluations", "nearest"),
+    [([0.0, 15.0, 30.0, 45.0, 62.0], 30.0), ([0.0, 15.0, 17.0], 15.0), ([0.0, 15.0], None), ([0.0], None)],
+)
+def test_the_middle_of_a_run_is_an_evaluation_that_is_neither_first_nor_last(
+    evaluations: list[float], nearest: float | None
+) -> None:
+    queue = Queue()
+    course = Course([], queue, gpu=False)
+    for virtual in evaluations:
+        course.points.append(course.mark(virtual))
+        queue.batches.append(7)
+    half = course.half(evaluations[-1])
+    assert (half and (half.virtual, half.jobs)) == (nearest and (nearest, 7 * evaluations.index(nearest)))
 
 
 def test_captures_are_compared_with_an_earlier_moment() -> None:

@@ -33,7 +33,7 @@ from ..replay import CAPTURES
 from ..training.plan import Plan, Trainer, TrainJob
 from .stamp import stamp
 from .table import Figures, Tell, optional, quiet, short
-from .timing import Course, Instant, watch
+from .timing import Course, Instant, Point, watch
 
 DEVICES = 100
 
@@ -137,7 +137,7 @@ def table(found: dict[str, Any]) -> Figures:
     notes = (
         f"samples/s, {precision}; {DEVICES} devices, {options['runs']} run(s) together",
         "ratio: of the whole simulation to the bare step, captures and the first evaluation included; steady ratio: "
-        "of its second half, between two evaluations (–: too short to have them)",
+        "of its second half, from the evaluation in the middle on (–: too short to have one)",
     )
     marked = ("*: profiled, with every op timed, which costs some speed",) if options["profile"] else ()
     return Figures(columns, rows, notes + marked)
@@ -294,16 +294,16 @@ def _end_to_end(name: str, options: Options, dataset: Dataset, virtual_seconds: 
             (Path(folder) / str(config.seed)).mkdir()
         runs = [Run(config, workshop, Path(folder) / str(config.seed), Silent()) for config in configs]
         ledger = watch(workshop.queue, True, gpu) if options.profile else None
-        course = Course(runs, gpu, ledger)
+        course = Course(runs, workshop.queue, gpu, ledger)
         begin = Instant(gpu)
         drive_all(runs, workshop)
         if gpu:
             torch.cuda.synchronize()
-        end = Instant(gpu)
+        last = course.mark(virtual_seconds)
         if gpu:
             torch.cuda.synchronize()
-    samples, batches, wall = sum(run.sim.samples for run in runs), workshop.queue.batches, end.python_since(begin)
-    found = {
+    samples, batches, wall = sum(run.sim.samples for run in runs), workshop.queue.batches, last.at.python_since(begin)
+    found: dict[str, Any] = {
         "virtual_seconds": virtual_seconds,
         "updates": sum(run.sim.updates for run in runs),
         "samples": samples,
@@ -319,19 +319,18 @@ def _end_to_end(name: str, options: Options, dataset: Dataset, virtual_seconds: 
         "peak_gpu_mib": torch.cuda.max_memory_allocated() / 2**20 if gpu else None,
     }
     if ledger is not None:
-        found |= {"breakdown": ledger.breakdown(begin, end), "training": ledger.training()}
-    return found | _steady(course, virtual_seconds)
+        found |= {"breakdown": ledger.breakdown(begin, last.at), "training": ledger.training()}
+    return found | _steady(course.half(virtual_seconds), last, samples / max(1, found["updates"]))
 
 
-def _steady(course: Course, virtual_seconds: float) -> dict[str, Any]:
-    """The rate of the second half of the simulation, what happens once being over."""
-    steady = course.steady(virtual_seconds)
-    if steady is None:
+def _steady(half: Point | None, last: Point, samples: float) -> dict[str, Any]:
+    """The rate from an evaluation in the middle to the end, what happens once being over, with so many samples a job.
+
+    Jobs that were run are counted, not samples of updates that ended: at an evaluation, training under way is done
+    but does not count yet, while a run that ends leaves it undone.
+    """
+    if half is None or last.jobs == half.jobs:
         return {"steady": None, "steady_samples_per_second": None}
-    span = {
-        "from_virtual": steady.begin.virtual,
-        "to_virtual": steady.end.virtual,
-        "samples": steady.samples,
-        "seconds": steady.seconds,
-    }
-    return {"steady": span, "steady_samples_per_second": steady.samples / steady.seconds}
+    jobs, seconds = last.jobs - half.jobs, last.at.stream_since(half.at)
+    span = {"from_virtual": half.virtual, "jobs": jobs, "seconds": seconds}
+    return {"steady": span, "steady_samples_per_second": jobs * samples / seconds}

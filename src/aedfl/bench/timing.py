@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -185,52 +185,34 @@ def steps_run(trainer: Trainer, batch_size: int, jobs: list[TrainJob]) -> int:
 
 @dataclass(frozen=True)
 class Point:
-    """How far runs were when the first of them was evaluated."""
+    """How many jobs of training had been run when an evaluation of that virtual time began."""
 
     virtual: float
-    samples: int
+    jobs: int
     at: Instant
 
 
-@dataclass(frozen=True)
-class Steady:
-    """Two evaluations, and what was trained between them."""
-
-    begin: Point
-    end: Point
-
-    @property
-    def samples(self) -> int:
-        return self.end.samples - self.begin.samples
-
-    @property
-    def seconds(self) -> float:
-        return self.end.at.stream_since(self.begin.at)
-
-
 class Course:
-    """Evaluations of runs that are driven together: how long each took this thread, and how far the runs were."""
+    """Evaluations of runs that are driven together on one queue: how long each took this thread, and how far the queue
+    was when the first run's began.
+    """
 
-    def __init__(self, runs: Sequence[Run], gpu: bool, ledger: Ledger | None = None) -> None:
-        self.runs, self.ledger = list(runs), ledger
+    def __init__(self, runs: Sequence[Run], queue: Queue, gpu: bool, ledger: Ledger | None = None) -> None:
+        self.queue, self.ledger = queue, ledger
         self.seconds: list[float] = []
         self.points: list[Point] = []
         self._gpu = gpu
-        for run in runs:
-            run.measure = Watched(run, self)
+        for number, run in enumerate(runs):
+            run.measure = Watched(run, self, first=number == 0)
+
+    def mark(self, virtual: float) -> Point:
+        return Point(virtual, sum(self.queue.batches), Instant(self._gpu))
 
     @contextmanager
-    def evaluating(self, measure: Measure) -> Iterator[None]:
-        first = self.runs[0]
-        if measure.sim is first.sim:
-            samples = sum(run.sim.samples for run in self.runs)
-            self.points.append(Point(first.sim.time, samples, Instant(self._gpu)))
+    def evaluating(self, models: int) -> Iterator[None]:
         begin = time.perf_counter()
-        if self.ledger is None:
+        with nullcontext() if self.ledger is None else self.ledger.during(EVALUATE, models):
             yield
-        else:
-            with self.ledger.during(EVALUATE, len(measure.chosen) + 1):
-                yield
         self.seconds.append(time.perf_counter() - begin)
 
     @property
@@ -238,26 +220,21 @@ class Course:
         """Of an evaluation that is not the first."""
         return median(self.seconds[1:]) if len(self.seconds) > 1 else None
 
-    def steady(self, virtual_seconds: float) -> Steady | None:
-        """From the evaluation nearest to half of the virtual time to the last before the end; None if it is the same.
-
-        Not to the end itself: training under way, which is done before it counts, is about as much at both then, while
-        a run that ends leaves it undone.
-        """
-        between = self.points[1:-1]
-        if not between:
-            return None
-        half = min(between, key=lambda point: abs(point.virtual - virtual_seconds / 2))
-        return None if half is between[-1] else Steady(half, between[-1])
+    def half(self, virtual_seconds: float) -> Point | None:
+        """The evaluation nearest to half of the virtual time; None if there were none but the first and the last."""
+        between = [point for point in self.points if 0 < point.virtual < virtual_seconds]
+        return min(between, key=lambda point: abs(point.virtual - virtual_seconds / 2), default=None)
 
 
 class Watched(Measure):
     """The measurements of a run, with its evaluations told to a course."""
 
-    def __init__(self, run: Run, course: Course) -> None:
+    def __init__(self, run: Run, course: Course, first: bool) -> None:
         super().__init__(run.config, run.sim, run.measure.evaluator, run.rows)
-        self._course = course
+        self._course, self._first = course, first
 
     def begin(self, moment: Moment) -> Later[dict[str, Any]]:
-        with self._course.evaluating(self):
+        if self._first:
+            self._course.points.append(self._course.mark(moment.known["time"]))
+        with self._course.evaluating(len(self.chosen) + 1):
             return super().begin(moment)
