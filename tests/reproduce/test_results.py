@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from typer.testing import CliRunner
 
 from aedfl.cli import app
 from aedfl.reproduce import publish, tune
-from aedfl.reproduce.plan import FIRST_SEED, QUICK, Wish, cell, targets
+from aedfl.reproduce.overview import ranking
+from aedfl.reproduce.plan import FIRST_SEED, QUICK, Wish, cell, settings, targets, titles
 from aedfl.reproduce.records import CURVE, Store, key_of
+from aedfl.reproduce.standing import COLUMNS, standing
 
 RESULTS = Path(__file__).parents[2] / "results"
 STORE = Store(RESULTS / "records")
@@ -50,6 +53,26 @@ def test_records_are_whole_and_of_fresh_seeds() -> None:
     for record in Store(RESULTS / "tuning"):
         assert record["seed"] == tune.seed()
         assert any(change.startswith("data.validation=") for change in record["changes"])
+
+
+def test_the_docs_name_leaders_and_figures_as_the_records_have_them() -> None:
+    text = (RESULTS.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
+    lines = text.split("### Who leads")[1].split("\n\n")[1].splitlines()[2:]
+    methods, named = {words: name for name, words in titles().items()}, {one.title: one for one in settings().values()}
+    tables = [aim for aim in targets().values() if aim.is_table]
+    for line in lines:
+        setting, *fields = [field.strip() for field in line.strip("|").split("|")]
+        (aim,) = [aim for aim in tables if named[setting].name in aim.settings]
+        stand = standing(aim, named[setting].name, STORE, Wish())
+        for field, column in zip(fields, COLUMNS, strict=True):
+            order = ranking(stand, column)
+            assert (field in ("none", "FedAvg not run")) == (not order), (setting, column.key)
+            for words, figure in re.findall(r"([\w-]+?)\** ([\d.]+)", field):
+                if words in methods:
+                    places = len(figure.partition(".")[2])
+                    assert f"{dict(order)[methods[words]]:.{places}f}" == figure, (setting, column.key, words)
+            for words in re.findall(r"\*\*(.+?)\*\*", field):
+                assert methods[words] == order[0][0], (setting, column.key)
 
 
 def test_no_record_is_of_a_config_that_is_no_longer_run() -> None:
