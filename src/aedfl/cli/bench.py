@@ -59,8 +59,7 @@ def engine(
 ) -> None:
     """Samples per second of the training step alone and of a whole simulation of 100 devices.
 
-    The ratio of the two is given for the whole simulation, from nothing, and for its second half, when kernels are
-    compiled and captured (steady).
+    Their ratio is given for the whole simulation and, as steady, for its second half.
 
     [bold]Example[/]
 
