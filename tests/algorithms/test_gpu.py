@@ -31,3 +31,15 @@ def test_a_run_on_a_gpu_is_like_one_on_the_cpu(method: str, tmp_path: Path) -> N
         losses.append((summary["loss"], summary["updates"]))
     assert losses[0][0] == pytest.approx(losses[1][0], rel=0.05)
     assert losses[0][1] == losses[1][1]
+
+
+@pytest.mark.parametrize("method", ["aedfl", "fedbuff", "dispfl"])
+def test_work_in_a_thread_of_its_own_gives_the_same(method: str, tmp_path: Path) -> None:
+    """Graphs are captured there while the simulation uses the GPU too; batches may differ, so rounding may."""
+    found = []
+    for overlap in (False, True):
+        engine = {"device": "cuda", "precision": "fp32", "overlap": overlap, "lookahead": 5}
+        config = small(method, hyper=EARLY.get(method, {}), engine=engine, record={"checkpoint_seconds": 3600.0})
+        found.append(simple_run(config, tmp_path / str(overlap))["summary"])
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.02)
+    assert found[0]["updates"] == found[1]["updates"]
