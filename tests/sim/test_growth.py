@@ -79,6 +79,23 @@ def test_devices_that_are_done_do_not_pile_up_what_slower_ones_send() -> None:
     assert len(made.sim.work.alive) < 10
 
 
+def test_a_message_that_came_is_not_kept_until_the_time_for_it_has_passed() -> None:
+    """Device 1 would wait 1,000 seconds for each of the models that come every second."""
+    came: list[bool] = []
+
+    async def program(ctx: Context, _: Any) -> None:
+        while ctx.running and ctx.index == 0:
+            model = (await ctx.train(ctx.initial())).model
+            ctx.publish(model)
+            ctx.send(1, model)
+        while ctx.running and ctx.index == 1:
+            came.append(await ctx.wait(timeout=1000.0) is not None)
+
+    made = world(program, devices=2, seconds=1.0, updates=50).run(until=60.0)
+    assert came == [True] * 50
+    assert len(made.sim.work.alive) < 10
+
+
 def test_a_device_that_is_done_still_answers_while_a_second_coroutine_of_it_runs() -> None:
     answered: list[float] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 import simpy
@@ -152,8 +153,9 @@ class SimContext(Context):
             return message
         waiter = self.mailbox.wait(self.sim.env.event(), kind)
         if timeout is not None:
+            late = ref(waiter)  # the timer outlasts a waiter that is served, and would keep its message
             timer = self.sim.env.timeout(timeout)
-            timer.callbacks.append(lambda _: self.mailbox.give_up(waiter))
+            timer.callbacks.append(lambda _: self.mailbox.give_up(late()))
         self.waits_for[id(waiter)] = f"a message of kind {kind!r}" if kind else "any message"
         try:
             arrived: Message | None = await On(waiter.event)

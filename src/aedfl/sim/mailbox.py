@@ -33,9 +33,9 @@ class Mailbox(mailbox.Box):
         self.waiters.append(waiter)
         return waiter
 
-    def give_up(self, waiter: Waiter) -> None:
-        """The waiter's time has passed: None is its result, unless it was served."""
-        if self.forget(waiter):
+    def give_up(self, waiter: Waiter | None) -> None:
+        """The waiter's time has passed: None is its result, unless it was served (and may be gone by now)."""
+        if waiter is not None and self.forget(waiter):
             waiter.event.succeed(None)
 
     def end(self, waiter: Waiter) -> None:
