@@ -81,6 +81,8 @@ class Options:
     repeats: int = 3
     profile: bool = False
     """Time every op of the simulation, which slows it down a little."""
+    overlap: bool = False
+    """Compute in a thread of its own while the simulation goes on."""
 
     def check(self) -> None:
         unknown = [name for name in self.models if name not in CASES]
@@ -217,6 +219,7 @@ def _config(name: str, options: Options, virtual_seconds: float, seed: int) -> R
             "device": options.device,
             "trainer": options.trainer,
             "precision": "bf16" if options.bf16 else "tf32" if gpu else "fp32",
+            "overlap": options.overlap,
         },
     )
 

@@ -55,6 +55,9 @@ def engine(
     profile: Annotated[
         bool, typer.Option("--profile", help="Also say where the simulation's time goes; it runs slower then.")
     ] = False,
+    overlap: Annotated[
+        bool, typer.Option("--overlap", help="Simulate on while what was asked for is computed (engine.overlap).")
+    ] = False,
     out: Json = None,
 ) -> None:
     """Samples per second of the training step alone and of a whole simulation of 100 devices.
@@ -71,7 +74,7 @@ def engine(
 
     options = bench.Options(
         device, _names(models), _numbers("--jobs", jobs), bf16, trainer, samples, epochs, exchange, steps, seconds,
-        runs, repeats, profile,
+        runs, repeats, profile, overlap,
     )  # fmt: skip
     with _telling() as tell:
         found = bench.measure(options, tell)
