@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from aedfl.ops import Along, SlowMomentum
+from aedfl import placement
+from aedfl.ops import Along, LargestNorm, SlowMomentum
 
 
 def test_slow_momentum_adds_up_what_steps_have_in_common() -> None:
@@ -26,6 +28,21 @@ def test_slow_momentum_treats_jobs_one_by_one() -> None:
         start, end, velocity = job
         faster = 0.3 * velocity + end - start
         assert torch.allclose(found[1], faster) and torch.allclose(found[0], start + faster)
+
+
+@pytest.mark.parametrize("room", [1, 1 << 30])
+def test_jobs_are_treated_alike_in_many_parts_and_in_one(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "ROOM", room)
+    random = torch.Generator().manual_seed(0)
+    drawn = [tuple(torch.randn(3, 50, generator=random)) for _ in range(4)]
+    masks = [torch.rand(50, generator=random) > 0.5 for _ in range(3)]
+    jobs = [(*job, mask) for job, mask in zip(drawn, [masks[0], None, *masks[1:]], strict=True)]
+    for job, found in zip(jobs, SlowMomentum(0.3, 50).run(jobs), strict=True):
+        (alone,) = SlowMomentum(0.3, 50).run([job])
+        assert all(torch.equal(one, other) for one, other in zip(found, alone, strict=True))
+    norms = LargestNorm().run([(torch.tensor(7.0), job[0]) for job in drawn])
+    assert [norm.item() for (norm,) in norms] == pytest.approx([max(7.0, job[0].norm().item()) for job in drawn])
+    assert any(norm > 7 for (norm,) in norms)
 
 
 def test_slow_momentum_leaves_alone_what_is_pruned_and_forgets_its_velocity() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .graph import Job, Op
+from .placement import parts
 from .rules.merge import weighted_mean
 from .rules.reduce import norm
 from .task import Task
@@ -99,11 +100,12 @@ class SlowMomentum(Op):
 def _at_rest(
     vectors: Sequence[Tensor], ends: Sequence[Tensor], faster: Sequence[Tensor], masks: Sequence[Tensor]
 ) -> None:
-    """Where the masks remove, puts the vectors to the ends and takes away their velocity; all in a few launches."""
-    kept = torch.stack(list(masks))
-    places = torch.where(kept, torch.stack(list(vectors)), torch.stack(list(ends)))
-    torch._foreach_copy_(list(vectors), list(places.unbind()))
-    torch._foreach_mul_(list(faster), list(kept.to(places.dtype).unbind()))
+    """Where the masks remove, puts the vectors to the ends and takes away their velocity; many in a few launches."""
+    for part in parts(len(vectors), 5 * vectors[0].nbytes):
+        kept = torch.stack(list(masks[part]))
+        places = torch.where(kept, torch.stack(list(vectors[part])), torch.stack(list(ends[part])))
+        torch._foreach_copy_(list(vectors[part]), list(places.unbind()))
+        torch._foreach_mul_(list(faster[part]), list(kept.to(places.dtype).unbind()))
 
 
 def combination(vectors: Sequence[Tensor], factors: Sequence[float] | Tensor) -> Tensor:
@@ -135,8 +137,10 @@ class LargestNorm(Op):
     outputs: ClassVar[int] = 1
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        largest, vectors = (torch.stack(part) for part in zip(*jobs, strict=True))
-        return [(one,) for one in torch.maximum(largest, norm(vectors).to(largest)).unbind()]
+        largest, vectors = zip(*jobs, strict=True)
+        norms = torch.cat([norm(torch.stack(vectors[part])) for part in parts(len(jobs), 2 * vectors[0].nbytes)])
+        before = torch.stack(largest)
+        return [(one,) for one in torch.maximum(before, norms.to(before)).unbind()]
 
 
 @dataclass(frozen=True)

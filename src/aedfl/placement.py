@@ -15,6 +15,15 @@ from .graph import Value
 
 SMALL = 1 << 12
 """Tensors below this many bytes are not worth moving."""
+ROOM = 1 << 30
+"""Bytes that an op may take for a while, beside what it is given and what it gives: with more jobs, it treats a part of
+them after the other."""
+
+
+def parts(count: int, each: int, most: int | None = None) -> list[slice]:
+    """So many jobs that take so many bytes each, in parts within `ROOM` of at most `most` jobs, and of one at least."""
+    size = max(1, min(ROOM // max(1, each), most or count))
+    return [slice(begin, begin + size) for begin in range(0, count, size)]
 
 
 class Placement:

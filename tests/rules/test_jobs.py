@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aedfl.rules import jobs
+from aedfl import placement
 from aedfl.rules.baseline import advantage, empty_window, remember
 from aedfl.rules.jobs import Agree, Learn, Merge, Select
 from aedfl.rules.pretrain import pretrained
@@ -110,7 +110,7 @@ def test_what_only_neighbours_hold_is_theirs_and_ready_to_come_back() -> None:
 def test_merging_does_not_depend_on_the_batch_or_on_its_pieces(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = [merge_job(3, 10, masked), merge_job(5, 20, masked), merge_job(1, 30, masked)]
     together = Merge(dynamic=True).run(batch)
-    monkeypatch.setattr(jobs, "STACK_BYTES", 1)
+    monkeypatch.setattr(placement, "ROOM", 1)
     for job, found, piece in zip(batch, together, Merge(dynamic=True).run(batch), strict=True):
         (alone,) = Merge(dynamic=True).run([job])
         for one, other, third in zip(found, alone, piece, strict=True):

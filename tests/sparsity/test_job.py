@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.func import vmap
 
-from aedfl import costs
+from aedfl import costs, placement
 from aedfl.data import Dataset, Split
 from aedfl.models import build, count_macs
 from aedfl.sparsity.job import Budget, Prune, Regroup
 from aedfl.sparsity.physical import shrink
 from aedfl.sparsity.saliency import blend
 from aedfl.task import Task
+from memory import Memory
+from training.tasks import built_in
 
 
 @cache
@@ -78,15 +79,40 @@ def test_the_gap_rule_never_exceeds_the_cap_and_its_raw_value_is_told() -> None:
     assert raw > 0 or kept.all()
 
 
-def test_devices_looked_at_together_are_seen_as_alone() -> None:
+@pytest.mark.parametrize(("looks", "sizes"), [(9.0, [3]), (2.5, [2, 1]), (0.0, [1, 1, 1])])
+def test_devices_looked_at_together_are_seen_as_alone(
+    looks: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many at once as there is memory for."""
     jobs = [job(1), job(2), job(3)]
     alone = op()._looks(jobs)
-    module = deepcopy(task().module).eval()
-    inputs = [torch.stack(parts) for parts in zip(*[op()._inputs(*one[:5]) for one in jobs], strict=True)]
-    together = vmap(lambda *given: op()._look(module, *given))(*inputs)
-    for row, (score, raw, norm) in enumerate(alone):
-        assert torch.allclose(together[0][row], score, rtol=1e-3, atol=1e-5)
-        assert torch.allclose(together[1][row], raw) and torch.allclose(together[2][row], norm, rtol=1e-4)
+    seen: list[int] = []
+    look = Prune._together
+
+    def counted(self: Prune, module: Any, jobs: Any) -> Any:
+        seen.append(len(jobs))
+        return look(self, module, jobs)
+
+    monkeypatch.setattr(Prune, "together", True)
+    monkeypatch.setattr(Prune, "_together", counted)
+    monkeypatch.setattr(placement, "ROOM", int(looks * op().room()))
+    for found, (score, raw, norm) in zip(op()._looks(jobs), alone, strict=True):
+        assert torch.allclose(found[0], score, rtol=1e-3, atol=1e-5)
+        assert torch.allclose(found[1], raw) and torch.allclose(found[2], norm, rtol=1e-4)
+    assert seen == sizes
+
+
+@pytest.mark.parametrize("rate", ["schedule", "gap"])
+@pytest.mark.parametrize("name", ["lenet5", "textcnn", "resnet8", "vgg9"])
+def test_a_look_takes_no_more_memory_than_it_says(name: str, rate: Any) -> None:
+    looked = built_in(name)
+    pruning = Prune(looked, Budget(20, 4, steps=6) if rate == "gap" else Budget(20, 4, steps=0), rate=rate)
+    rows, count = np.arange(20), 3
+    jobs = [(looked.start, 0.9 * looked.start, rows, key, torch.zeros(())) for key in range(count)]
+    assert looked.groups.count
+    with torch.no_grad(), Memory() as memory:
+        pruning._together(deepcopy(looked.module).eval(), jobs)
+    assert 0.2 * pruning.room() < memory.peak / count < pruning.room()
 
 
 @pytest.mark.parametrize("share_of", ["parameters", "macs"])

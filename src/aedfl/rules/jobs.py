@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..graph import Job, Op
+from ..placement import parts
 from ..replay import copies, replayed
 from ..transfer import sent
 from .baseline import advantage, remember
@@ -24,8 +25,8 @@ from .merge import merge
 from .selector import reinforce_step, select
 from .weights import Derivative, Step, control_gradient, control_step, importance, normalise, own_staleness
 
-STACK_BYTES = 1 << 28
-"""Largest stack of models that is merged at once."""
+STACKS = 4
+"""Memory of merging, and of learning from it, in stacks of the models that go in."""
 
 
 @dataclass(frozen=True)
@@ -253,12 +254,10 @@ def _cut(slots: Sequence[int], table: Tensor) -> Sequence[Tensor]:
 
 
 def _chunks(vectors: Sequence[Sequence[Tensor | None]]) -> list[slice]:
-    """Slices of the jobs whose stacks stay below `STACK_BYTES`."""
+    """Parts of the jobs that are treated at once."""
     own = vectors[0][0]
     assert own is not None
-    width = max(len(job) for job in vectors)
-    size = max(1, STACK_BYTES // (own.numel() * own.element_size() * width))
-    return [slice(begin, begin + size) for begin in range(0, len(vectors), size)]
+    return parts(len(vectors), STACKS * own.nbytes * max(len(job) for job in vectors))
 
 
 def _stack(vectors: Sequence[Sequence[Tensor | None]], width: int) -> Tensor:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from ..graph import Job, Op
+from ..placement import parts
 from ..randomness import torch_seed
 from ..task import Task
 from ..training.plan import Indices
+from ..training.traits import spread
 from ..transfer import sent
 from .curvature import curvature, rademacher
 from .lanczos import lanczos
@@ -28,7 +30,9 @@ Rate = Literal["gap", "schedule"]
 Measure = Literal["parameters", "macs"]
 
 AT_ONCE = 16
-"""Devices whose curvature is looked at together on a GPU."""
+"""Most devices whose curvature is looked at together on a GPU."""
+CHUNK = 8
+"""Hessian products of a device that are made together."""
 NUMBERS = 1 << 24
 """Entries of masks that are made together."""
 
@@ -132,13 +136,33 @@ class Prune(Op):
 
     def _looks(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         """Scores, raw rate and gradient norm of every job: on a GPU many at once, else one after the other."""
-        inputs = [self._inputs(*job[:5]) for job in jobs]
         module = deepcopy(self.task.module).eval()
-        together = self.task.device.type == "cuda" and self.form != "full"
-        if not together or len({tuple(part.shape for part in given) for given in inputs}) > 1:
-            return [self._look(module, *given) for given in inputs]
-        stacked = [torch.stack(parts) for parts in zip(*inputs, strict=True)]
-        found = vmap(lambda *given: self._look(module, *given), chunk_size=AT_ONCE)(*stacked)
+        if not self.together:
+            return [self._look(module, *self._inputs(*job[:5])) for job in jobs]
+        split = parts(len(jobs), self.room(), AT_ONCE)
+        return [look for part in split for look in self._together(module, jobs[part])]
+
+    @property
+    def together(self) -> bool:
+        return self.task.device.type == "cuda" and self.form != "full"
+
+    def room(self) -> int:
+        """Bytes that a look takes, at most: so many times what layers say to the samples, and what probes take.
+
+        Measured on networks with and without norms; a GPU's libraries may want some more.
+        """
+        task, budget = self.task, self.budget
+        x, _ = task.gather(torch.arange(1))
+        layers = budget.samples * spread(task.module, x) * (5 + 2 * min(CHUNK, max(budget.probes, budget.draws)))
+        vectors = task.layout.size * (12 + 2 * budget.probes + 2 * budget.steps)
+        return 4 * (layers + vectors)
+
+    def _together(self, module: nn.Module, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        inputs = list(zip(*[self._inputs(*job[:5]) for job in jobs], strict=True))
+        if any(len({one.shape for one in column}) > 1 for column in inputs):
+            return [self._look(module, *given) for given in zip(*inputs, strict=True)]
+        stacked = [torch.stack(inputs.pop(0)) for _ in range(len(inputs))]
+        found = vmap(lambda *given: self._look(module, *given))(*stacked)
         return list(zip(*found, strict=True))
 
     def _inputs(self, vector: Tensor, initial: Tensor, rows: Indices, key: int, largest: Tensor) -> tuple[Tensor, ...]:
@@ -165,9 +189,9 @@ class Prune(Op):
         count = self.task.layout.parameters
         m, origin = vector[:count], initial[:count]
         objective = Objective(module, self.task.layout, x, y, self.task.loss, vector[count:])
-        at = curvature(objective, m, chunk=8)
+        at = curvature(objective, m, CHUNK)
         probes = Probes(entries, outputs)
-        worth = saliency(objective, m, self.task.groups, probes, largest, self.form, self.control, 8, at)
+        worth = saliency(objective, m, self.task.groups, probes, largest, self.form, self.control, CHUNK, at)
         if self.rate == "schedule":
             return worth.score, torch.zeros_like(worth.loss), worth.gradient_norm
         spectrum = lanczos(at.hessian, start, self.budget.steps)

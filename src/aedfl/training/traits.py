@@ -73,17 +73,28 @@ def refuses_one_sample(module: nn.Module, x: Tensor) -> bool:
 
 def widest(module: nn.Module, x: Tensor) -> int:
     """Most numbers that stand for one sample anywhere between the layers of a module."""
+    return max(_sizes(module, x))
+
+
+def spread(module: nn.Module, x: Tensor) -> int:
+    """Numbers that stand for one sample between the layers, all together."""
+    return sum(_sizes(module, x))
+
+
+def _sizes(module: nn.Module, x: Tensor) -> list[int]:
+    """Numbers per sample that go in, and that come out of every layer."""
     sizes = [x.numel()]
 
     def note(_: nn.Module, __: object, output: object) -> None:
         if isinstance(output, Tensor):
             sizes.append(output.numel())
 
-    with _trial(module, x) as twin:
-        for layer in twin.eval().modules():
-            layer.register_forward_hook(note)
+    twin = deepcopy(module).eval()
+    for layer in twin.modules():
+        layer.register_forward_hook(note)
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
         twin(x)
-    return max(sizes) // len(x)
+    return [size // len(x) for size in sizes]
 
 
 def channels_last(x: Tensor) -> Tensor:
