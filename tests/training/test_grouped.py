@@ -40,6 +40,25 @@ def test_jobs_of_different_lengths_are_trained_as_one_by_one(plan: str, masked: 
     assert_close(expected, grouped.train(PLANS[plan], again), 2e-5)
 
 
+def test_the_largest_batch_makes_room_for_all_plans_that_come_after_it() -> None:
+    """What was captured for smaller batches goes; within a batch, the step with most rows is captured first."""
+    task, trainer = built_in("mlp"), GroupedTrainer(built_in("mlp"))
+    few, many = ragged(3), ragged(12)
+    for plan in ("plain", "everything"):
+        trainer.train(PLANS[plan], few)
+    before = trainer._captured.copy()
+    found = trainer.train(PLANS["plain"], many)
+    assert len(before) == 2 and len(trainer._captured) == 1
+    (captured,) = trainer._captured.values()
+    sizes = [count for count, _ in captured._steps]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 2
+    trainer.train(PLANS["everything"], few)
+    assert [kept.batch.holds(len(many), 1) for kept in trainer._captured.values()] == [True, True]
+    assert trainer._captured[PLANS["plain"], False] is captured
+    for one, other in zip(found, GroupedTrainer(task).train(PLANS["plain"], many), strict=True):
+        assert torch.equal(one.vector, other.vector)
+
+
 def test_rows_follow_the_jobs_that_are_left() -> None:
     steps = [30] * 10 + [20] * 10 + [1] * 80
     sizes = rows_at_work(steps)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,6 +97,7 @@ class GroupedTrainer:
         self.limit = most_models(task.macs)
         self.capture_seconds = 0.0
         self._bf16 = bf16
+        self.pool: Any = None
         self._captured: dict[tuple[Plan, bool], _Captured] = {}
         self._most = self._room = 0
 
@@ -111,15 +113,27 @@ class GroupedTrainer:
         masked = any(job.mask is not None for job in jobs)
         captured = self._captured.get((plan, masked))
         if captured is None or not captured.batch.holds(sizes[0], len(sizes)):
-            self._most = max(self._most, sizes[0])
-            self._room = max(self._room, -(-len(sizes) // STEPS) * STEPS)
-            batch = self._empty(plan, self._most, self._room, masked)
-            captured = self._captured[plan, masked] = _Captured(self, plan, batch)
+            captured = self._roomier(plan, masked, sizes)
         captured.prepare(sizes)  # before anything is loaded: capturing runs steps
+        self._captured[plan, masked] = captured
         batch = captured.head(sizes[0])
         self._load(batch, jobs, orders)
         captured.run(sizes)
         return self._results(batch, plan, jobs, orders)
+
+    def _roomier(self, plan: Plan, masked: bool, sizes: list[int]) -> _Captured:
+        """Memory for a batch that there is no room for yet, and for all that was before.
+
+        One pool serves the graphs of all plans: they never run side by side and leave nothing behind in it. When a
+        batch is larger than any before, all begin anew in a new pool, since the old one's pieces are too small.
+        Otherwise what is to be replaced stays until then: PyTorch does not take a pool whose graphs are gone.
+        """
+        if sizes[0] > self._most or not self._captured:
+            self._captured.clear()
+            self.pool = torch.cuda.graph_pool_handle() if self.task.device.type == "cuda" else None
+        self._most = max(self._most, sizes[0])
+        self._room = max(self._room, -(-len(sizes) // STEPS) * STEPS)
+        return _Captured(self, plan, self._empty(plan, self._most, self._room, masked))
 
     def _empty(self, plan: Plan, count: int, room: int, masked: bool) -> Batch:
         device = self.task.device
@@ -287,9 +301,6 @@ class _Captured:
         self.trainer, self.plan, self.batch = trainer, plan, batch
         self._heads: dict[int, Batch] = {}
         self._steps: dict[tuple[int, bool], Callable[[], object]] = {}
-        # One pool for all: its graphs never run side by side and leave nothing behind in it. It goes with them; PyTorch
-        # does not take a pool whose graphs are gone.
-        self._pool = torch.cuda.graph_pool_handle() if trainer.task.device.type == "cuda" else None
 
     def head(self, count: int) -> Batch:
         if count not in self._heads:
@@ -297,13 +308,17 @@ class _Captured:
         return self._heads[count]
 
     def prepare(self, sizes: list[int]) -> None:
-        """Captures the steps that are not captured yet; overwrites what is in the batch."""
-        for count, first in {(sizes[0], True), *((count, False) for count in sizes[1:])} - self._steps.keys():
+        """Captures the steps that are not captured yet; overwrites what is in the batch.
+
+        The largest first: the others then find room in the memory that it leaves.
+        """
+        wanted = {(sizes[0], True), *((count, False) for count in sizes[1:])}
+        for count, first in sorted(wanted - self._steps.keys(), reverse=True):
             step: Callable[[], object] = partial(self.trainer.step, self.plan, self.head(count), first)
             if self.trainer.task.device.type == "cuda":
                 begin = time.perf_counter()
                 self.batch.step.zero_()
-                step = capture(step, self._pool)
+                step = capture(step, self.trainer.pool)
                 self.trainer.capture_seconds += time.perf_counter() - begin
             self._steps[count, first] = step
 
