@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -121,8 +121,7 @@ async def server(ctx: Context, hyper: Hyper) -> None:
 
 
 async def client(ctx: Context, hyper: Hyper) -> None:
-    zero = ctx.known(torch.zeros(ctx.task.layout.size))
-    state = ctx.restore() or {"s": zero, "h": zero, "rounds": 0, "delay": 0.0}
+    state = ctx.restore() or _begin(ctx)
     report(ctx)
     while ctx.running:
         order = await next_order(ctx)
@@ -143,6 +142,11 @@ async def client(ctx: Context, hyper: Hyper) -> None:
         state["rounds"] += 1
         state["delay"] += (ctx.now - began - state["delay"]) / state["rounds"]
         ctx.save(state)
+
+
+def _begin(ctx: Context) -> dict[str, Any]:
+    zero = ctx.known(torch.zeros(ctx.task.layout.size))
+    return {"s": zero, "h": zero, "rounds": 0, "delay": 0.0}
 
 
 def step_size(mean_delay: float) -> float:
