@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from aedfl.training.grouped import Batch, GroupedTrainer, rows_at_work
 from aedfl.training.plan import Plan, TrainJob
 from aedfl.training.sequential import SequentialTrainer
-from aedfl.training.stacked import Stacked
+from aedfl.training.stacked import Act, Stacked
+from aedfl.training.traits import widest
+from memory import Memory
 from training.tasks import PLANS, assert_close, built_in, with_masks
 
 
@@ -84,6 +86,21 @@ def test_models_that_are_done_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     results = GroupedTrainer(task).train(Plan(batch_size=4), [*short, long])
     assert seen == [24, 4, 4, 4, 4, 4]
     assert torch.equal(results[-1].vector, GroupedTrainer(task).train(Plan(batch_size=4), [long, *short])[0].vector)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "vgg9"])
+def test_without_gradients_a_layer_s_numbers_go_when_no_other_needs_them(name: str) -> None:
+    task, count = built_in(name), 3
+    x, _ = task.gather(torch.arange(20))
+    stacked = Stacked.of(task.evaluation_module.module)
+    assert stacked is not None
+    stack = task.start.repeat(count, 1)
+    images = stacked.wants_images
+    same = x.unsqueeze(1).expand(-1, count, *x.shape[1:]).flatten(1, 2) if images else x.expand(count, *x.shape)
+    named = task.layout.batched_views(stack)
+    with torch.no_grad(), Memory() as memory:
+        stacked(named, Act(same, count, images, False), stack[:, 0])
+    assert memory.peak < 6 * 4 * count * len(x) * widest(task.module, x)
 
 
 @pytest.mark.parametrize("relu_first", [True, False])

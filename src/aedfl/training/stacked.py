@@ -90,6 +90,9 @@ class Stacked:
         self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         self.start = next(node for node in graph.nodes if node.op == "placeholder")
         self.result = next(node for node in graph.nodes if node.op == "output").args[0]
+        last = {need: node for node in self.nodes for need in node.all_input_nodes if need is not self.result}
+        self.spent = {node: [need for need in node.all_input_nodes if last.get(need) is node] for node in self.nodes}
+        """What no node after this one needs."""
         first = next(iter(self.start.users))
         self.wants_images = first.op == "call_module" and isinstance(self.layers[str(first.target)], nn.Conv2d)
         relus = [node for node in self.nodes if self._is_relu(node)]
@@ -153,6 +156,8 @@ class Stacked:
                 values[node] = _layer(layer, str(node.target), named, args[0], keys)
             else:
                 values[node] = FUNCTIONS[_name(node)](*args, **kwargs)
+            for need in self.spent[node]:
+                del values[need]
         result: Tensor = values[self.result].as_rows()
         return result
 
