@@ -71,6 +71,27 @@ def test_values_that_nobody_holds_are_gone_at_once() -> None:
     assert len(made.sim.work.alive) <= 1 + 3
 
 
+def test_what_is_saved_is_kept_only_where_a_crash_may_come() -> None:
+    async def program(ctx: Context, _: Any) -> None:
+        model = (ctx.restore() or {"model": ctx.initial()})["model"]
+        while ctx.running:
+            ctx.save({"model": model})
+            model = (await ctx.train(model)).model
+            ctx.publish(model)
+
+    def held(made: Any) -> list[bool]:
+        return [context.restore() is not None for context in made.sim.contexts]
+
+    changes = {
+        0: [(0, "join"), (2.5, "crash"), (3, "join"), (1e9, "crash")],
+        1: [(0, "join"), (2.5, "crash"), (3, "join")],
+    }
+    made = world(program, devices=3, seconds=1.0, changes=changes, updates=9)
+    assert held(made.run(2.6)) == [True, True, False]
+    assert held(made.run(4.9)) == [True, False, False]
+    assert [context.update for context in made.sim.contexts] == [3, 3, 4]
+
+
 def test_devices_that_are_done_do_not_pile_up_what_slower_ones_send() -> None:
     """Device 0 is done after 20 of the 1,000 seconds; nobody will ever look at the 20 models that it is sent then."""
     made = world(gossip, devices=2, updates=20, fleet=Fleet((1.0, 50.0), {})).run()

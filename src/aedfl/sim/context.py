@@ -48,6 +48,8 @@ class SimContext(Context):
         self.up = False
         self.finished = False
         """True once the program has ended by itself; a second coroutine may still answer others."""
+        self.lasting = False
+        """True when it will not be stopped any more: nobody will ask for what it saves."""
         self.model: Model | None = None
         self.mailbox = Mailbox()
         self.processes: list[simpy.Process] = []
@@ -184,7 +186,7 @@ class SimContext(Context):
         self._since = self.now
 
     def save(self, state: State) -> None:
-        self._saved = _copied(state if isinstance(state, dict) else dict(state))
+        self._saved = None if self.lasting else _copied(state if isinstance(state, dict) else dict(state))
 
     def restore(self) -> dict[str, Any] | None:
         return None if self._saved is None else _copied(self._saved)

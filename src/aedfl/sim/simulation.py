@@ -116,6 +116,7 @@ class Simulation:
         self.server: SimContext | None = None
         if self.method.server is not None:
             self.server = SimContext(self, SERVER, public, public[:0], max(speeds) * SERVER_SPEED)
+            self.server.lasting = True
             self.server.start()
         self.unfinished = set(range(self.devices))
         self._to_server = 0
@@ -147,6 +148,7 @@ class Simulation:
 
     def _ends(self, context: SimContext) -> None:
         """No change will follow; a device that is not there now never comes back."""
+        context.lasting = True
         if not context.up:
             self.unfinished.discard(context.index)
 
