@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
     """
     torch.cuda.synchronize()
     begin = time.perf_counter()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _stream(torch.cuda.current_device())
     with torch.cuda.stream(stream), _uncollected():
         for _ in range(2):
             call()
@@ -85,6 +86,13 @@ def capture(call: Callable[[], object], pool: Any = None) -> Callable[[], None]:
 def _mode() -> str:
     """In a thread beside the main one, only what that thread does must fit into a capture."""
     return "global" if threading.current_thread() is threading.main_thread() else "thread_local"
+
+
+@cache
+def _stream(device: int) -> Any:
+    """The stream on which all graphs of a GPU are captured: PyTorch gives memory of a pool again only to the stream
+    that had it before, and cuBLAS keeps a workspace for every stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager

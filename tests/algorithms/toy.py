@@ -140,6 +140,7 @@ def play(
     )
     if run.sim.server is not None:
         run.sim.server._speed = inf
+        run.sim.server.lasting = False  # what it saves is looked at
     while not run.sim.advance(until):
         queue.flush()
     queue.flush()

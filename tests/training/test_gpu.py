@@ -98,3 +98,21 @@ def test_scores_on_a_gpu_equal_those_on_a_cpu_and_are_not_waited_for(name: str) 
     later = evaluator.begin(there, np.arange(400), test=False)
     assert not later.ready, "Python is ahead of the GPU, which sleeps for a second"
     assert later.get()[1] == pytest.approx(losses, rel=1e-4)
+
+
+def test_graphs_of_all_sizes_and_plans_share_the_memory_of_the_largest() -> None:
+    task = Task(build("lenet5", SHAPES["lenet5"], 10, seed=0), data(SHAPES["lenet5"]), device="cuda")
+    trainer, given = GroupedTrainer(task), [on_gpu(job) for job in jobs(task, 24)]
+
+    def grown(plan: Plan, chosen: list[TrainJob]) -> int:
+        """Bytes that PyTorch has taken from the GPU more than before, with nothing cached outside of the graphs."""
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        trainer.train(plan, chosen)
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved() - before
+
+    first = grown(Plan(batch_size=50), given)
+    fewer = grown(Plan(batch_size=50), given[:14]) + grown(Plan(batch_size=50), given[:6])
+    other = grown(Plan(batch_size=50, probe=True), given)
+    assert fewer < 0.1 * first and other < 0.5 * first
