@@ -7,6 +7,7 @@ afterwards; results do not depend on where a model lay.
 from __future__ import annotations
 
 import weakref
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class Placement:
         self.used = 0
         self.moved = 0
         self._alive: dict[int, weakref.ref[Value]] = {}
+        self._lock = RLock()  # values are made in one thread and may go in another, or while one is being admitted
 
     def admit(self, value: Value) -> None:
         """Finds a place for a value that has just been computed."""
@@ -48,14 +50,16 @@ class Placement:
             self.moved += 1
 
     def _hold(self, value: Value, size: int) -> None:
-        self.used += size
         key = id(value)
 
         def gone(_: weakref.ref[Value]) -> None:
-            self.used -= size
-            del self._alive[key]
+            with self._lock:
+                self.used -= size
+                del self._alive[key]
 
-        self._alive[key] = weakref.ref(value, gone)
+        with self._lock:
+            self.used += size
+            self._alive[key] = weakref.ref(value, gone)
 
 
 def _host(data: Tensor) -> Tensor:
