@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from accelerator import behind
+from aedfl.errors import UserError
 from aedfl.experiment.config import RunConfig
 from aedfl.experiment.progress import Silent
 from aedfl.experiment.run import Run, claim, drive_all
@@ -27,6 +28,9 @@ CONFIGS = {
     "server": lambda: small("fedbuff", record=SELDOM, engine={"lookahead": 4}),
     "held-out data": lambda: small(
         "aedfl", hyper={"outer": "held-out"}, data={"held_out": 0.2}, record=SELDOM, engine={"lookahead": 6}
+    ),
+    "convolutions, many models at once": lambda: small(
+        "aedfl", model={"name": "cnn", "options": {}}, record=SELDOM, engine={"lookahead": 4, "trainer": "batched"}
     ),
     "crashes": lambda: small("aedfl", fleet={"mean_up": 6.0, "mean_down": 2.0}, record=SELDOM, engine={"lookahead": 4}),
     "a target": lambda: small(
@@ -81,6 +85,11 @@ def test_a_run_that_was_killed_goes_on_that_way(flushes: int, tmp_path: Path) ->
         workshop.queue.go_ahead()
         drive_all([Run(config, workshop, tmp_path / "run", Silent())], workshop)
     assert record(tmp_path / "run") == whole(config)
+
+
+def test_not_together_with_ray() -> None:
+    with pytest.raises(UserError, match="engine.overlap = true: not together with engine.ray"):
+        Workshop().bench(small(engine={"overlap": True, "ray": "local"}))
 
 
 def test_the_config_says_so(tmp_path: Path) -> None:

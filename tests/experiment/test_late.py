@@ -64,10 +64,9 @@ class Watched:
         self.measured: list[int] = []
         evaluate = self.run._evaluate
 
-        def noted() -> bool:
-            ended = evaluate()
+        def noted() -> None:
+            evaluate()
             self.measured.append(len(accelerator.copies))
-            return ended
 
         self.run._evaluate = noted  # type: ignore[method-assign]
 

@@ -7,14 +7,15 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aedfl.errors import UserError
 from aedfl.experiment import checkpoint
-from aedfl.experiment.config import RunConfig, from_toml, to_toml
+from aedfl.experiment.config import RunConfig, config_hash, from_toml, to_toml
 from aedfl.experiment.record import read_rows
 from aedfl.experiment.run import claim, resume, run
 from aedfl.experiment.workshop import Workshop
@@ -225,3 +226,14 @@ def test_wall_time_is_added_up(torn: Path) -> None:
 
 def test_a_resumed_run_reads_the_config_that_it_was_started_with(torn: Path) -> None:
     assert from_toml((torn / "config.toml").read_text()) == small(NOSY)
+
+
+def test_a_checkpoint_of_a_method_that_asks_for_other_values_is_not_taken(tmp_path: Path) -> None:
+    config = small()
+    claim(tmp_path, config, force=False)
+    interrupted(tmp_path, 6)
+    position, path = cast(tuple[checkpoint.Position, Path], checkpoint.latest(tmp_path, config_hash(config)))
+    other = replace(position, values=position.values + 1)
+    checkpoint.save(checkpoint.tensors(path, "cpu"), path, {"position": json.dumps(asdict(other))})
+    with pytest.raises(UserError, match="was made by another version of the method"):
+        interrupted(tmp_path, 1000)

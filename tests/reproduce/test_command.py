@@ -92,6 +92,11 @@ def test_shares_do_everything_once_between_them() -> None:
         found.append({(one["method"], one["seed"]) for one in Store(Path(folder, "records"))})
     assert [len(share) for share in found] == [2, 1, 1]
     assert set.union(*found) == {(method, seed) for method in ("fedavg", "fedprox") for seed in (1, 2)}
+    file = Path("1of3/records/digits-cnn.jsonl")
+    file.write_text(file.read_text().splitlines(keepends=True)[0])  # as if it had been interrupted after one run
+    again = reproduce(*asked, "--share", "1/3", "--out", "1of3", "--records-only")
+    assert "1 of 2 cells done, 1 runs to go" in again.stdout
+    assert {(one["method"], one["seed"]) for one in Store(Path("1of3/records"))} == found[0]
 
 
 @pytest.mark.parametrize(

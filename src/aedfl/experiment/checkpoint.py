@@ -29,6 +29,8 @@ class Position:
     wall: float
     fingerprint: str
     """Hash of the config; a checkpoint fits no other."""
+    values: int
+    """Values that programs had asked for: tensors are found by their numbers."""
 
 
 def save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -124,6 +124,8 @@ class Run:
         if self._evaluations + 1 < position.evaluations:
             self.measure.forget()
             return True
+        if self.sim.work.asked != position.values:
+            raise UserError(f"checkpoint {path} was made by another version of the method; use --force to begin anew")
         self.sim.work.restore(checkpoint.tensors(path, str(self.task.device)))
         self.record.replaying, self._resume_at = False, None
         self.measure.forget()
@@ -140,8 +142,8 @@ class Run:
         while self._taken and self._taken[0].flush <= self.workshop.queue.finished:
             self._evaluate()
 
-    def _evaluate(self) -> bool:
-        """Begins one row of metrics, then finishes the one before; true if a stop condition holds.
+    def _evaluate(self) -> None:
+        """Begins one row of metrics, then finishes the one before.
 
         An accelerator has the new one's work to do meanwhile. Where the row is there at once, or decides whether the
         run goes on, it is finished too.
@@ -153,7 +155,6 @@ class Run:
         self._under_way = row
         if row.ready or self.config.stop.stop_at_target or self.config.stop.consensus is not None:
             self._finish_evaluation()
-        return self.sim.stopped
 
     def _finish_evaluation(self) -> None:
         """Shows the row that is under way, if there is one, and heeds it."""
@@ -178,7 +179,8 @@ class Run:
         assert self.folder is not None
         self._finish_evaluation()
         offsets = self.record.settle()
-        position = checkpoint.Position(self._evaluations, offsets, self.wall(), self.fingerprint)
+        asked = self.sim.work.asked
+        position = checkpoint.Position(self._evaluations, offsets, self.wall(), self.fingerprint, asked)
         checkpoint.write(self.folder, position, self.sim.work, self.config.record.keep_checkpoints)
         self._saved = time.monotonic()
 

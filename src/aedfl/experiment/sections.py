@@ -168,7 +168,7 @@ class Engine(Section):
     lookahead: Count | None = None
     """Jobs that may be queued before they are computed together; by default 256, on a GPU as many as devices."""
     overlap: bool = False
-    """Simulate on, in a thread of its own, while what was asked for is computed."""
+    """Compute what was asked for in a thread of its own while the simulation goes on."""
     threads: Count | None = None
     cache_budget_mib: Positive | None = None
     """Memory for models on the accelerator; beyond it they live in the host's."""

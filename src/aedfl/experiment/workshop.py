@@ -118,6 +118,8 @@ class Workshop:
         module = own.module or _module(config, dataset)
         equip = partial(_equip, engine, module, own.loss, own.metric)
         bench = equip(device, engine.threads or os.cpu_count() or 1, dataset)
+        if engine.overlap and engine.ray is not None:
+            raise UserError("engine.overlap = true: not together with engine.ray, whose actors one thread may ask")
         if engine.overlap:
             self.queue.go_ahead()
         if engine.cache_budget_mib is not None:

@@ -72,7 +72,8 @@ def overview(store: Store) -> str:
             HEAD,
             "\n## Who leads\n\n",
             "The best of the methods run so far; AEDFL's own figure and rank where another leads. "
-            f"`{NOT_REACHED}`: reached by none, `{NOT_RUN}`: not run yet (the time to 95 % of FedAvg needs FedAvg). "
+            f"`{NOT_REACHED}`: reached by none with all seeds, `{NOT_RUN}`: not run yet (the time to 95 % of FedAvg "
+            "needs FedAvg). "
             "A row with one seed says little about differences of a point or two.\n\n",
             markdown(_leaders(store)),
             "\n## What is done\n\nSeeds of each cell that went to the end.\n\n",

@@ -68,13 +68,11 @@ class Sitting:
         self.store.tidy()
 
     def _setting(self, name: str, cells: Sequence[Cell]) -> None:
-        left = todo(cells, self.store)
-        alike: dict[str, list[Cell]] = {}
-        for cell in left:
-            alike.setdefault(cell.identity, []).append(cell)
         place, count = self.share
-        jobs = [(same, same[0].config) for same in alike.values()][place - 1 :: count]
-        self.say(f"{setting(name).title}: {len(cells) - len(left)} of {len(cells)} cells done, {len(jobs)} runs to go")
+        own = [cell for same in _alike(cells)[place - 1 :: count] for cell in same]
+        left = todo(own, self.store)
+        jobs = [(same, same[0].config) for same in _alike(left)]
+        self.say(f"{setting(name).title}: {len(own) - len(left)} of {len(own)} cells done, {len(jobs)} runs to go")
         if not jobs or self.clock.left <= 0:
             return
         pool = Pool(jobs, self._save, self.clock, self.at_once or setting(name).at_once, teller(self.say), self.say)
@@ -92,6 +90,14 @@ class Sitting:
             self.say("  " + told(record))
         if outcome.error:
             self.failed.append(f"{cells[0].key}: {outcome.error}")
+
+
+def _alike(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Cells that are one run, together."""
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.identity, []).append(cell)
+    return list(found.values())
 
 
 def todo(cells: Sequence[Cell], store: Store) -> list[Cell]:

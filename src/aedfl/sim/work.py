@@ -36,6 +36,11 @@ class Work:
         return range(first, first + count)
 
     @property
+    def asked(self) -> int:
+        """Values that programs have asked for so far."""
+        return self._next
+
+    @property
     def full(self) -> bool:
         """True when so much is queued that it should be computed before more is asked for."""
         if self._flushes != self.queue.flushes:

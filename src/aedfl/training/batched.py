@@ -23,6 +23,7 @@ from ..replay import most_models, padded_size
 from ..task import Task
 from .gradients import batched_gradients
 from .plan import Plan, TrainJob, TrainResult, batches, even_share, in_parts
+from .traits import PROCESS
 
 
 def supports(task: Task) -> bool:
@@ -46,12 +47,13 @@ def padded(count: int, gpu: bool) -> int:
 @contextmanager
 def _each_alone() -> Iterator[None]:
     """Without oneDNN, which computes a grouped convolution in a way that depends on the number of groups."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
+    with PROCESS:
+        before = torch.backends.mkldnn.enabled
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.backends.mkldnn.enabled = before
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from ..transfer import Later, arriving, sent
 from .dropout import dropouts
 from .plan import Indices
 from .stacked import Act, Stacked, has_kernels
-from .traits import channels_last, widest
+from .traits import PROCESS, channels_last, widest
 
 CHUNK = 1000
 """Samples that go through a model at once."""
@@ -65,7 +65,8 @@ class Evaluator(Scorer):
     def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
         gpu = self.task.device.type == "cuda" and len(vectors) > 1
         sums = [self._many(part, rows, test) for part in _parts(vectors, self.models)] if gpu else None
-        table = torch.cat(sums) if sums else torch.stack([self._one(v, rows, test) for v in vectors])
+        with PROCESS:
+            table = torch.cat(sums) if sums else torch.stack([self._one(v, rows, test) for v in vectors])
         return scores(table.double() / max(1, len(rows)))
 
     @cached_property

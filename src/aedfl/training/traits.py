@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from copy import deepcopy
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,10 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+PROCESS = RLock()
+"""Held by a thread while it changes settings of PyTorch that hold for the whole process, or relies on them."""
 
 
 @contextmanager
