@@ -1,4 +1,4 @@
-"""What AEDFL makes of a local update and of the models it has, as two jobs: one before any model is needed, one after.
+"""What AEDFL makes of a local update and of the models it has, as two jobs: what to merge, and the merge.
 
 Each is a few steps that could be jobs of their own; together they are cheaper to simulate.
 """

@@ -87,7 +87,7 @@ class Simulation:
         self.topology, self.seed, self.stop = topology, seed, stop
         self.plan, self.lr_decay = plan, lr_decay
         self._plans: dict[float, Plan] = {}
-        self._trainings: dict[tuple[Any, ...], Train] = {}
+        self._trainings: dict[Plan, Train] = {}
         self.network = Network(links, seed)
         self.work = Work(queue, lookahead)
         self.journal = Journal()
@@ -160,10 +160,10 @@ class Simulation:
 
     def training(self, plan: Plan) -> Train:
         """The job's op; made once for each shape, of which a method seldom has more than one."""
-        key = plan.batch_size, plan.momentum, plan.weight_decay, plan.proximal, plan.clip_norm, plan.probe
-        if key not in self._trainings:
-            self._trainings[key] = Train(self.trainer, plan.shape())
-        return self._trainings[key]
+        shape = plan.shape()
+        if shape not in self._trainings:
+            self._trainings[shape] = Train(self.trainer, shape)
+        return self._trainings[shape]
 
     def node(self, index: int) -> SimContext | None:
         return self.server if index == SERVER else self.contexts[index]

@@ -29,12 +29,12 @@ from .select import prune
 Rate = Literal["gap", "schedule"]
 Measure = Literal["parameters", "macs"]
 
+MASK_BYTES = 64
+"""Room for an entry of a mask while it is made, in float64 and more than once."""
 AT_ONCE = 16
 """Most devices whose curvature is looked at together on a GPU."""
 CHUNK = 8
 """Hessian products of a device that are made together."""
-NUMBERS = 1 << 24
-"""Entries of masks that are made together."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,7 @@ def left(task: Task, share_of: Measure, worths: Sequence[Tensor], shares: Tensor
     Of every job (mask bool [P], kept bool [units], entries [], MACs []).
     """
     groups, found = task.groups, list[tuple[Tensor, ...]]()
-    size = max(1, NUMBERS // task.layout.size)
-    for begin in range(0, len(worths), size):
-        part = slice(begin, begin + size)
+    for part in parts(len(worths), MASK_BYTES * task.layout.size):
         amounts = groups.entry_macs if share_of == "macs" else None
         kept = prune(torch.stack(list(worths[part])), groups, shares[part], amounts=amounts)
         masks = [row.clone() for row in groups.expand(kept)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -33,9 +33,7 @@ class Plan:
 
     def shape(self) -> Plan:
         """What jobs of one batch must have in common; epochs and learning rate may differ."""
-        return Plan(
-            0, self.batch_size, 0.0, self.momentum, self.weight_decay, self.proximal, self.clip_norm, self.probe
-        )
+        return replace(self, epochs=0, lr=0.0)
 
     def steps(self, samples: int) -> int:
         return steps(samples, self.epochs, self.batch_size)
@@ -86,7 +84,7 @@ class Choosy(Protocol):
 def even_share(left: int, rounds: int, most: int) -> int:
     """Jobs to train next, of `left` that need so many rounds: as many in each, so that no round has a few alone.
 
-    They make full batches of `most`, or one batch of a size that needs no padding.
+    They make full batches of `most`, or one batch of a size that needs no padding (but perhaps in its first step).
     """
     share = -(-left // rounds)
     return padded_size(share) if share <= most else -(-share // most) * most
