@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from aedfl.sparsity import ChannelGroups, feature_ranks, magnitude
+from aedfl.sparsity.scores import _ranks
 
 
 def test_magnitude_is_the_root_mean_square(made) -> None:
@@ -56,3 +57,12 @@ def test_feature_ranks_on_every_model(small_case) -> None:
         mask[units.start] = False
     masked = feature_ranks(small_case.module, groups, small_case.vector * groups.expand(mask), [small_case.x])
     assert (masked[~mask] == 0).all() and (masked[mask] > 0).any()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1)])
+def test_rows_have_the_rank_that_their_decomposition_says(shape: tuple[int, int]) -> None:
+    maps = F.relu(torch.randn(40, *shape, generator=torch.Generator().manual_seed(1)) - 1)
+    maps[0] = 0
+    ranks = _ranks(maps, 1e-4)
+    assert 0 < ranks.sum() < 40
+    assert torch.equal(ranks.long(), torch.linalg.matrix_rank(maps, rtol=1e-4))

@@ -202,10 +202,11 @@ async def exchange(
 
     As the paper does with pruning rates: what units are worth is averaged with those whose models are merged.
     """
-    layout, units, rest = ctx.task.layout, ctx.task.groups.count, hyper.rest(state.age)
+    layout, rest = ctx.task.layout, hyper.rest(state.age)
     there = 1 + sum(entry is not None for entry in cached)
     worths = update = pace = None
-    if hyper.pruning and units:
+    units = ctx.task.groups.count if hyper.pruning else 0
+    if units:
         known = [None if entry is None else entry.worth for entry in cached]
         worths = state.worth or ctx.known(torch.zeros(units)), *known
     if hyper.moves:

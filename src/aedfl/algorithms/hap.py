@@ -36,6 +36,10 @@ class Hyper:
     update: int = option(30, "local updates before the cut")
 
 
+CHUNK = 25
+"""Probes that are multiplied at once."""
+
+
 @dataclass(frozen=True)
 class TraceCut(Cut):
     """Jobs are (vector, rows, key of the probes)."""
@@ -47,7 +51,7 @@ class TraceCut(Cut):
         task = self.task
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
         m = vector[: task.layout.parameters]
-        at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, chunk=8)
+        at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, chunk=CHUNK)
         probes = rademacher(torch_seed(*key, "probes"), (self.probes, len(m)), m.device)
         worth = sensitivity(m, probes, at.hessian(probes), task.groups)
         return outcome(task.groups, prune(worth, task.groups, self.rate, max_layer_share=0.95))

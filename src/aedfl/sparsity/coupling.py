@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
-import torch_pruning as tp
 from torch import Tensor, nn
 
 from aedfl.errors import UserError
@@ -98,10 +99,25 @@ def _couple(module: nn.Module, example: Tensor) -> Coupling:
     return coupling
 
 
+@cache
+def _torch_pruning() -> Any:
+    """Imported when it is needed, and without timm: it would import it, where it is installed, for counters that are
+    not used here, and with it another thousand modules, which takes seconds."""
+    hidden = "timm" not in sys.modules
+    if hidden:
+        sys.modules["timm"] = None  # type: ignore[assignment]
+    try:
+        import torch_pruning
+    finally:
+        if hidden:
+            del sys.modules["timm"]
+    return torch_pruning
+
+
 def _trace(module: nn.Module, example: Tensor) -> Any:
     try:
         with torch.enable_grad():
-            return tp.DependencyGraph().build_dependency(module, (example,), verbose=False)
+            return _torch_pruning().DependencyGraph().build_dependency(module, (example,), verbose=False)
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"model {type(module).__name__} cannot be traced for pruning: {text}") from error

@@ -54,7 +54,14 @@ def _recorder(found: dict[str, list[Tensor]], name: str, tolerance: float) -> An
         last = isinstance(layer, nn.Linear | nn.Embedding)
         maps = F.relu(output.detach()).movedim(-1 if last else 1, 1)
         maps = maps.reshape(*maps.shape[:2], *([1] * max(0, 4 - maps.dim())), *maps.shape[2:])
-        ranks = torch.linalg.matrix_rank(maps, rtol=tolerance)
-        found.setdefault(name, []).append(ranks.float().mean(0) / min(maps.shape[-2:]))
+        found.setdefault(name, []).append(_ranks(maps, tolerance).float().mean(0) / min(maps.shape[-2:]))
 
     return record
+
+
+def _ranks(maps: Tensor, tolerance: float) -> Tensor:
+    """Of each matrix [..., H, W]. A row's is known without decomposing it, which a GPU would do one by one."""
+    if min(maps.shape[-2:]) == 1:
+        return (maps != 0).any(-1).any(-1)
+    ranks: Tensor = torch.linalg.matrix_rank(maps, rtol=tolerance)
+    return ranks
