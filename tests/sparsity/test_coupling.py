@@ -22,7 +22,11 @@ def test_a_large_library_is_not_imported_only_because_it_is_installed(tmp_path: 
     (tmp_path / "timm.py").write_text("print('imported')")
     found = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", CODE], env={**os.environ, "PYTHONPATH": found}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", CODE],
+        env={**os.environ, "PYTHONPATH": found},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "imported\n"
