@@ -14,7 +14,8 @@ from aedfl.errors import UserError
 from aedfl.experiment.config import RunConfig
 from aedfl.experiment.progress import Silent
 from aedfl.experiment.run import Run, claim, drive_all
-from aedfl.experiment.workshop import Workshop
+from aedfl.experiment.sections import Engine
+from aedfl.experiment.workshop import Workshop, _overlaps
 from aedfl.graph import Op, Queue
 from experiment.small import NOSY, interrupted, pruning, record, small, whole
 
@@ -90,6 +91,20 @@ def test_a_run_that_was_killed_goes_on_that_way(flushes: int, tmp_path: Path) ->
 def test_not_together_with_ray() -> None:
     with pytest.raises(UserError, match="engine.overlap = true: not together with engine.ray"):
         Workshop().bench(small(engine={"overlap": True, "ray": "local"}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "expected"),
+    [
+        ({}, "cpu", False),
+        ({}, "cuda", True),
+        ({"ray": "local"}, "cuda", False),
+        ({"overlap": False}, "cuda", False),
+        ({"overlap": True}, "cpu", True),
+    ],
+)
+def test_a_gpu_is_asked_that_way_unless_told_otherwise(engine: dict[str, Any], device: str, expected: bool) -> None:
+    assert _overlaps(Engine(**engine), device) is expected
 
 
 def test_the_config_says_so(tmp_path: Path) -> None:

@@ -59,14 +59,19 @@ def pooled(cells: list[Cell], **options: Any) -> dict[int, Outcome]:
     return found
 
 
-@pytest.fixture(scope="module")
-def cells() -> list[Cell]:
-    return [tiny("fedavg"), tiny("aedfl-0"), tiny("fedbuff", seed=2)]
+METHODS = [("fedavg", 1), ("aedfl-0", 1), ("fedbuff", 2)]
+
+
+@pytest.fixture(params=["false", "true"], ids=["in turn", "overlapped"])
+def cells(request: pytest.FixtureRequest) -> list[Cell]:
+    """With overlap, jobs are computed while the simulations go on."""
+    changes = f"engine.overlap={request.param}", "engine.lookahead=2"
+    return [tiny(method, seed=seed, changes=changes) for method, seed in METHODS]
 
 
 @pytest.fixture(scope="module")
-def curves(cells: list[Cell]) -> list[list[dict[str, Any]]]:
-    return [alone(cell.config) for cell in cells]
+def curves() -> list[list[dict[str, Any]]]:
+    return [alone(tiny(method, seed=seed).config) for method, seed in METHODS]
 
 
 def test_curves_are_those_of_single_runs(cells: list[Cell], curves: list[Any]) -> None:

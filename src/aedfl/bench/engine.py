@@ -81,8 +81,8 @@ class Options:
     repeats: int = 3
     profile: bool = False
     """Time every op of the simulation, which slows it down a little."""
-    overlap: bool = False
-    """Compute in a thread of its own while the simulation goes on."""
+    overlap: bool | None = None
+    """Compute in a thread of its own while the simulation goes on; by default on a GPU."""
 
     def check(self) -> None:
         unknown = [name for name in self.models if name not in CASES]

@@ -56,8 +56,11 @@ def engine(
         bool, typer.Option("--profile", help="Also say where the simulation's time goes; it runs slower then.")
     ] = False,
     overlap: Annotated[
-        bool, typer.Option("--overlap", help="Simulate on while what was asked for is computed (engine.overlap).")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--overlap/--no-overlap", help="Simulate on while jobs are computed (engine.overlap). Default: on a GPU."
+        ),
+    ] = None,
     out: Json = None,
 ) -> None:
     """Samples per second of the training step alone and of a whole simulation of 100 devices.

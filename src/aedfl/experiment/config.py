@@ -31,7 +31,7 @@ _WITHOUT_EFFECT = {
     "preset": None,
     "record": None,
     "data": ("directory",),
-    "engine": ("threads", "lookahead", "cache_budget_mib", "ray", "actors"),
+    "engine": ("threads", "lookahead", "overlap", "cache_budget_mib", "ray", "actors"),
 }
 """What `config_hash` leaves out: names, places and pace, but nothing that a result depends on."""
 
@@ -79,8 +79,8 @@ def config_hash(config: RunConfig) -> str:
     """SHA-256 (hex) of all that determines a run's record on one machine.
 
     Left out: `preset` (a name), `record.*`, `data.directory` and `engine.threads`, `.lookahead`,
-    `.cache_budget_mib`, `.ray`, `.actors`. Traces, speeds, edge lists and a user's method count by content, not by
-    path.
+    `.overlap`, `.cache_budget_mib`, `.ray`, `.actors`. Traces, speeds, edge lists and a user's method count by content,
+    not by path.
     """
     table = config.model_dump()
     for section, keys in _WITHOUT_EFFECT.items():

@@ -167,8 +167,8 @@ class Engine(Section):
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     lookahead: Count | None = None
     """Jobs that may be queued before they are computed together; by default 256, on a GPU as many as devices."""
-    overlap: bool = False
-    """Compute what was asked for in a thread of its own while the simulation goes on."""
+    overlap: bool | None = None
+    """Compute jobs in a thread of its own while the simulation goes on; by default on a GPU, without Ray."""
     threads: Count | None = None
     cache_budget_mib: Positive | None = None
     """Memory for models on the accelerator; beyond it they live in the host's."""

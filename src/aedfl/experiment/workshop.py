@@ -118,9 +118,7 @@ class Workshop:
         module = own.module or _module(config, dataset)
         equip = partial(_equip, engine, module, own.loss, own.metric)
         bench = equip(device, engine.threads or os.cpu_count() or 1, dataset)
-        if engine.overlap and engine.ray is not None:
-            raise UserError("engine.overlap = true: not together with engine.ray, whose actors one thread may ask")
-        if engine.overlap:
+        if _overlaps(engine, device):
             self.queue.go_ahead()
         if engine.cache_budget_mib is not None:
             self.placement = Placement(int(engine.cache_budget_mib * 2**20), bench.task.device)
@@ -250,6 +248,13 @@ def _device(engine: Engine) -> str:
     if not torch.cuda.is_available():
         raise UserError("engine.device is 'cuda', but PyTorch sees no CUDA device here; use 'cpu' or 'auto'")
     return "cuda"
+
+
+def _overlaps(engine: Engine, device: str) -> bool:
+    """Whether jobs are computed in a thread of their own. On a CPU both threads would want the same cores."""
+    if engine.overlap and engine.ray is not None:
+        raise UserError("engine.overlap = true: not together with engine.ray, whose actors one thread may ask")
+    return engine.overlap if engine.overlap is not None else device == "cuda" and engine.ray is None
 
 
 def _equip(
