@@ -227,3 +227,8 @@ def test_a_share_is_not_above_one() -> None:
 def test_a_method_without_hyper_parameters_says_so() -> None:
     with pytest.raises(UserError, match="hyper.mu: this method has no hyper-parameters"):
         c.make_hyper(None, {"mu": 1})
+
+
+def test_keys_of_something_that_is_a_value_are_not_lost() -> None:
+    with pytest.raises(UserError, match=r"override 'method.momentum': 'method' is set to a value, 'aedfl'"):
+        load("digits", ["method.momentum=0"], method="aedfl")

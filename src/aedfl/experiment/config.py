@@ -166,6 +166,9 @@ def _put(table: Table, path: tuple[str, ...], value: Any) -> None:
             raise UserError(f"override '{'.'.join(path)}': '{part}' is already set to a value")
         table = inner
     old = table.get(path[-1])
+    if isinstance(old, dict) and old and not isinstance(value, dict):
+        name = ".".join(path)
+        raise UserError(f"override '{name}.{next(iter(old))}': '{name}' is set to a value, {value!r}, and has no keys")
     table[path[-1]] = old | value if isinstance(old, dict) and isinstance(value, dict) else value
 
 
