@@ -231,4 +231,4 @@ def test_a_method_without_hyper_parameters_says_so() -> None:
 
 def test_keys_of_something_that_is_a_value_are_not_lost() -> None:
     with pytest.raises(UserError, match=r"override 'method.momentum': 'method' is set to a value, 'aedfl'"):
-        load("digits", ["method.momentum=0"], method="aedfl")
+        c.load("digits", ["method.momentum=0"], method="aedfl")
