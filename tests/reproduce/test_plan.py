@@ -11,6 +11,8 @@ from aedfl.algorithms import METHODS, fedavg
 from aedfl.errors import UserError
 from aedfl.reproduce import paper, plan
 from aedfl.reproduce.plan import Wish, cell, cells, identity, setting, settings, target, targets
+from aedfl.reproduce.records import Store
+from aedfl.reproduce.standing import standing
 
 PAPER_SETTINGS = {
     "emnist-lenet",
@@ -54,6 +56,19 @@ def test_all_cells_of_a_target_have_a_config(name: str) -> None:
     found = cells(base, Wish(seeds=1), {})
     assert len(found) == len(base.settings) * len(base.methods) * len(base.values)
     assert len({one.key for one in found}) == len(found)
+
+
+def test_a_figure_may_end_before_its_settings_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = replace(setting("cifar10-lenet"), end=1000.0)
+    monkeypatch.setitem(settings(), "cifar10-lenet", longer)
+    figure, table = target("fig-200"), target("table2")
+    ends = {one.target: one.config.stop.virtual_seconds for aim in (figure, table) for one in cells(aim, Wish(), {})
+            if one.key.setting == "cifar10-lenet"}  # fmt: skip
+    assert ends == {"fig-200": 220.0, "table2": 1000.0}
+    assert {one.config.stop.virtual_seconds for one in cells(figure, Wish(until=50.0), {})} == {50.0}
+    store = Store(Path("nowhere"))
+    assert standing(figure, "cifar10-lenet", store, Wish()).until == 220.0
+    assert standing(table, "cifar10-lenet", store, Wish()).until == 1000.0
 
 
 def test_the_longest_go_first_and_settings_stay_together() -> None:

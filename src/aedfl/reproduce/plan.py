@@ -83,6 +83,8 @@ class Target:
     values: Mapping[str, Sequence[str]] = field(default_factory=lambda: {"": ()})
     quick: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Values of the small version, where they are others."""
+    ends: Mapping[str, float] = field(default_factory=dict)
+    """Virtual seconds at which its runs stop, by setting, where that is earlier than in the setting's table."""
 
     @property
     def is_table(self) -> bool:
@@ -224,9 +226,10 @@ class Wish:
             values=(self.quick and base.quick) or base.values,
         )
 
-    def end(self, name: str) -> float:
+    def end(self, name: str, aim: Target | None = None) -> float:
         """Virtual seconds to which the cells of a setting are run."""
-        return self.until or (float(_targets()["quick_end"]) if self.quick else setting(name).end)
+        own = setting(name).end if aim is None else aim.ends.get(name, setting(name).end)
+        return self.until or (float(_targets()["quick_end"]) if self.quick else own)
 
     def changes(self, swept: Sequence[str]) -> tuple[str, ...]:
         """What sets a cell apart from its setting."""
@@ -264,7 +267,8 @@ def cells(base: Target, wish: Wish, tuned: Mapping[str, Tuned]) -> list[Cell]:
 def cell(name: str, method: str, seed: int, wish: Wish, swept: Sequence[str], target_name: str, tuned: Tuned) -> Cell:
     changes = wish.changes(swept)
     frozen = frozen_for(method, tuned)
-    config = configure(name, method, seed, frozen or {}, changes, wish)
+    end = wish.end(name, targets().get(target_name))
+    config = configure(name, method, seed, frozen or {}, changes, dataclasses.replace(wish, until=end))
     asked = ["--settings", name, "--methods", method, "--seeds", str(seed - FIRST_SEED + 1)]
     command = shlex.join(["aedfl", "reproduce", target_name, *asked, *wish.options])
     return Cell(Key(name, method, seed, changes), config, target_name, command, frozen is not None)

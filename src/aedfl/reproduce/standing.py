@@ -57,9 +57,9 @@ class Standing:
         return cell.mean if cell is not None and cell.count == cell.of else None
 
 
-def records_of(store: Store, name: str, method: str, swept: Sequence[str], wish: Wish) -> list[Record]:
-    """The records of a row that go far enough, by seed."""
-    changes, end = wish.changes(swept), wish.end(name)
+def records_of(store: Store, name: str, method: str, swept: Sequence[str], wish: Wish, end: float) -> list[Record]:
+    """The records of a row that go so far, by seed."""
+    changes = wish.changes(swept)
     found = [
         record
         for record in store
@@ -72,13 +72,13 @@ def records_of(store: Store, name: str, method: str, swept: Sequence[str], wish:
 
 def standing(aim: Target, name: str, store: Store, wish: Wish) -> Standing:
     """The figures of a target in one setting; the best of each column is marked, per value of what is varied."""
-    until, goal = wish.end(name), setting(name).target
-    average = [final(record["curve"], until) for record in records_of(store, name, "fedavg", (), wish)]
+    until, goal = wish.end(name, aim), setting(name).target
+    average = [final(record["curve"], until) for record in records_of(store, name, "fedavg", (), wish, until)]
     second = FEDAVG_SHARE * mean(average) if average else None
     rows: list[Row] = []
     for value, swept in aim.values.items():
         group = [
-            _row(method, value, records_of(store, name, method, swept, wish), until, goal, second)
+            _row(method, value, records_of(store, name, method, swept, wish, until), until, goal, second)
             for method in aim.methods
         ]
         rows += _with_best(group)
