@@ -79,6 +79,11 @@ class Value:
         self.serial = serial
         self.home: torch.device | None = None  # where it is used, if it does not lie there
 
+    @property
+    def known(self) -> bool:
+        """Whether it is there, and would be in any other run of the same seed at this point."""
+        return self.data is not None and self.node is None
+
     def get(self) -> Tensor:
         """The tensor. Only engines and ops may look; a program uses `Context.read`."""
         if self.data is None:
@@ -158,6 +163,9 @@ class Queue:
         self.batches: list[int] = []
         self._worker: ThreadPoolExecutor | None = None
         self._under_way: Future[None] | None = None
+        self._nodes: list[Node] = []
+        """Those of the flush that is under way."""
+        self._leaving = False
 
     def go_ahead(self) -> None:
         """From now on, jobs are run in a thread of their own, and `flush` returns at once.
@@ -181,13 +189,19 @@ class Queue:
         """Until the last flush is done; what went wrong in it is raised here."""
         if self._under_way is not None:
             flush, self._under_way = self._under_way, None
-            flush.result()
+            try:
+                flush.result()
+            finally:
+                _tell(self._nodes)
+                self._nodes = []
 
     def close(self) -> None:
-        """Ends the thread, once it has done what it is doing."""
+        """Ends the thread after the batch that it is at; nobody waits for what is left of its flush."""
         if self._worker is not None:
+            self._leaving = True
             self._worker.shutdown()
             self._worker = self._under_way = None
+            self._nodes, self._leaving = [], False
 
     def submit(self, op: Op, args: Job, serials: Sequence[int]) -> tuple[Value, ...]:
         node = Node(op if self.route is None else self.route(op), args)
@@ -204,8 +218,9 @@ class Queue:
         self.flushes += 1
         if self._worker is None:
             self._compute(nodes)
+            _tell(nodes)
         elif nodes:
-            self._under_way = self._worker.submit(self._compute, nodes)
+            self._nodes, self._under_way = nodes, self._worker.submit(self._compute, nodes)
 
     def _compute(self, nodes: list[Node]) -> None:
         for node in nodes:
@@ -213,7 +228,7 @@ class Queue:
         ready = _Ready(nodes)
         missing, dependents = _dependencies(nodes)
         ready.add(node for node in nodes if not missing[node])
-        while ready:
+        while ready and not self._leaving:
             op, group = ready.take()
             _run(op, group, self.settled)
             if op.heavy:
@@ -307,7 +322,17 @@ def _run(op: Op, nodes: list[Node], settled: Callable[[Value], None] | None) -> 
         for ref, tensor in zip(node.values, outputs, strict=True):
             value = ref()
             if value is not None:
-                value.data, value.node = tensor, None
+                value.data = tensor
                 if settled is not None:
                     settled(value)
         node.args, node.done = (), True
+
+
+def _tell(nodes: list[Node]) -> None:
+    """Lets values go from their jobs. Who goes on by a result (`Value.known`) waits until then: in the middle of a
+    flush it would depend on the pace of a thread what is asked for before the next one, and so what shares a batch."""
+    for node in nodes:
+        if node.done:
+            for ref in node.values:
+                if (value := ref()) is not None:
+                    value.node = None

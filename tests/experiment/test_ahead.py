@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -72,6 +75,47 @@ def test_and_for_several_runs_together(tmp_path: Path) -> None:
         drive_all(runs, workshop)
     for config in configs:
         assert record(tmp_path / str(config.seed)) == whole(config)
+
+
+class AtOnce(ThreadPoolExecutor):
+    """A thread that is done the moment it is asked."""
+
+    def submit(self, *call: Any) -> Any:  # type: ignore[override]
+        task = super().submit(*call)
+        task.exception()
+        return task
+
+
+class AtLast(Future[None]):
+    """What begins only when somebody waits for it."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__()
+        self.call = call
+
+    def result(self, timeout: float | None = None) -> None:
+        self.call()
+
+
+class Late(ThreadPoolExecutor):
+    """A thread that is as late as can be."""
+
+    def submit(self, *call: Any) -> Any:  # type: ignore[override]
+        return AtLast(partial(*call))
+
+
+@pytest.mark.parametrize("name", ["programs that read", "pruning"])
+def test_no_batch_depends_on_the_pace_of_the_thread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU another batch may round otherwise, and the same seed gives the same record."""
+    found = []
+    for kind in (AtOnce, Late):
+        monkeypatch.setattr("aedfl.graph.ThreadPoolExecutor", kind)
+        with Workshop() as workshop:
+            workshop.queue.go_ahead()
+            drive_all([Run(CONFIGS[name](), workshop, None, Silent())], workshop)
+        found.append(workshop.queue.batches)
+    assert len(found[0]) > 10
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("flushes", [4, 9, 15])
@@ -163,3 +207,22 @@ def test_what_goes_wrong_is_raised_by_the_next_flush() -> None:
         queue.flush()
     assert lost[0].data is None
     queue.close()
+
+
+def test_leaving_waits_for_one_batch_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that an interrupted run, or one whose time is up, does not go on for the rest of a flush."""
+    gate = Gate()
+
+    class Opening(ThreadPoolExecutor):
+        def shutdown(self, *given: Any, **named: Any) -> None:
+            gate.opened.set()
+            super().shutdown(*given, **named)
+
+    monkeypatch.setattr("aedfl.graph.ThreadPoolExecutor", Opening)
+    queue = Queue()
+    queue.go_ahead()
+    (first,) = queue.submit(gate, (torch.zeros(1),), [0])
+    (second,) = queue.submit(gate, (first,), [1])
+    queue.flush()
+    queue.close()
+    assert first.get() == 1 and second.data is None

@@ -231,7 +231,7 @@ class Simulation:
             if self.work.replaying:
                 event.succeed(next(self.journal.answers))
                 continue
-            if any(value.data is None for value in values):
+            if not all(value.known for value in values):
                 return False
         if not self.work.replaying:
             answers = fetch([values for _, values in self.reads]).get()
