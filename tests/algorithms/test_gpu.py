@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from aedfl import simulate
 from aedfl.algorithms import METHODS
 from experiment.small import simple_run, small
 
@@ -43,3 +45,25 @@ def test_work_in_a_thread_of_its_own_gives_the_same(method: str, tmp_path: Path)
         found.append(simple_run(config, tmp_path / str(overlap))["summary"])
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.02)
     assert found[0]["updates"] == found[1]["updates"]
+
+
+class Own(nn.Module):
+    """Has an operation that grouped layers do not know, so that `vmap` trains it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(torch.sin(self.inner(x.flatten(1))))
+
+
+def test_so_does_a_module_of_ones_own() -> None:
+    found = []
+    for overlap in (False, True):
+        engine = {"device": "cuda", "precision": "fp32", "overlap": overlap, "lookahead": 5}
+        data = {"samples": 180, "test_samples": 60}
+        torch.manual_seed(0)
+        found.append(simulate(Own(), devices=6, virtual_seconds=60.0, data=data, engine=engine).summary)
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.02)
+    assert found[0]["updates"] == found[1]["updates"] > 0

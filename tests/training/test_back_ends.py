@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -85,6 +86,24 @@ def test_a_job_that_diverged_is_not_spoilt_by_longer_ones() -> None:
     alone = trainer.train(plan, [broken])
     assert alone[0].vector.isfinite().all() and alone[0].vector.abs().max() > 1e17
     assert same_bits(alone, trainer.train(plan, [broken, long])[:1])
+
+
+def test_steps_that_are_replayed_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: a step on fixed tensors, which is run twice before it is captured."""
+
+    def capture(step: Callable[[], object]) -> Callable[[], object]:
+        step()
+        step()
+        return step
+
+    monkeypatch.setattr("aedfl.training.batched.capture", capture)
+    task, plan = built_in("mlp"), PLANS["everything"]
+    given = with_masks(task, anchored(jobs(task)))
+    trainer = BatchedTrainer(task)
+    expected = trainer.train(plan, given)
+    trainer._gpu = True
+    assert same_bits(trainer.train(plan, given), expected), "captured"
+    assert same_bits(trainer.train(plan, given), expected), "replayed"
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "resnet8-batch"])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..randomness import torch_seed
-from ..replay import most_models, padded_size
+from ..replay import capture, most_models, padded_size
 from ..task import Task
 from .gradients import batched_gradients
 from .plan import Plan, TrainJob, TrainResult, batches, even_share, in_parts
@@ -221,17 +221,8 @@ class _Captured:
         for name in ("rows", "present"):
             values[name] = values[name].new_zeros(steps, *values[name].shape[1:])
         self.stack = Stack(**values)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._load(stack)
-                trainer._step(plan, self.stack)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
         self._load(stack)
-        with torch.cuda.graph(self.graph):
-            trainer._step(plan, self.stack)
+        self._replay = capture(partial(trainer._step, plan, self.stack))
 
     def _load(self, stack: Stack) -> None:
         for name, fixed in vars(self.stack).items():
@@ -245,5 +236,5 @@ class _Captured:
     def run(self, stack: Stack) -> Stack:
         self._load(stack)
         for _ in range(len(stack.rows)):
-            self.graph.replay()
+            self._replay()
         return self.stack
