@@ -25,7 +25,9 @@ def quiet(_: str, __: int, ___: int) -> None:
 
 
 def short(value: float) -> str:
-    """Three significant digits at least: 1,234 or 12.3 or 0.0123."""
+    """Three significant digits at least, and narrow: 2.16 M, 1,234, 12.3 or 0.0123."""
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.2f} M"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
