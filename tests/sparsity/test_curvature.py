@@ -69,6 +69,13 @@ def test_probes_are_a_function_of_the_seed() -> None:
     assert (probes @ probes.T / 1000 - torch.eye(8)).abs().max() < 0.15
 
 
+@pytest.mark.parametrize("shape", [(5,), (0,), (3, 1), (0, 5), (2, 0), (3, 5, 7), (0, 5, 7)])
+def test_probes_have_any_shape(shape: tuple[int, ...]) -> None:
+    probes = rademacher(5, shape)
+    assert probes.shape == shape and probes.dtype == torch.float32
+    assert (probes.abs() == 1).all()
+
+
 def test_probes_leave_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
     rademacher(5, (3, 4))

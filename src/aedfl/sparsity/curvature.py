@@ -65,10 +65,11 @@ def rademacher(seed: int, shape: Sequence[int], device: torch.device | str = "cp
     """
     rows, entries = (1, shape[0]) if len(shape) == 1 else (shape[0], math.prod(shape[1:]))
     generator = np.random.Generator(np.random.PCG64(seed))
-    drawn = np.frombuffer(bytearray(generator.bytes(rows * -(-entries // 8))), np.uint8)
+    width = -(-entries // 8)
+    drawn = np.frombuffer(bytearray(generator.bytes(rows * width)), np.uint8)
     packed = torch.from_numpy(drawn).to(device)
     signs = _SIGNS.to(device).index_select(0, packed.int())
-    return signs.view(rows, -1)[:, :entries].reshape(tuple(shape))
+    return signs.view(rows, 8 * width)[:, :entries].reshape(tuple(shape))
 
 
 def hutchinson(hessian: Operator, probes: Tensor) -> tuple[Tensor, Tensor]:
