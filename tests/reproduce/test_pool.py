@@ -114,6 +114,19 @@ def test_runs_stay_together_but_wait_for_no_newcomer(monkeypatch: pytest.MonkeyP
     assert max(older - newcomer for _, older, newcomer in later) > 20.0, "the older run went on all the same"
 
 
+def test_no_run_is_made_while_jobs_of_others_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare, computed = Run._prepare, list[bool]()
+
+    def noted(run: Run) -> None:
+        computed.append(run.workshop.queue.finished == run.workshop.queue.flushes > 0)
+        prepare(run)
+
+    monkeypatch.setattr(Run, "_prepare", noted)
+    ahead = "engine.overlap=true", "engine.lookahead=2"
+    pooled([tiny("aedfl-0", until=until, changes=ahead) for until in (10.0, 30.0, 10.0)], at_once=2)
+    assert computed == [False, False, True]
+
+
 def test_an_interrupted_sitting_leaves_what_it_has(
     cells: list[Cell], curves: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

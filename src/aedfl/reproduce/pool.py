@@ -125,6 +125,8 @@ class Pool(Generic[Tag]):
         while (waiting or active) and self.clock.left > self._round:
             began = self.clock.elapsed
             wave += 1
+            if waiting and len(active) < self.at_once:
+                workshop.queue.wait()  # a run that is made may change settings and generators of the whole process
             while waiting and len(active) < self.at_once:
                 active += self._start(*waiting.popleft(), wave, workshop, together)
             turn = _turns(active)
