@@ -192,6 +192,32 @@ def test_a_batch_too_large_is_tried_in_halves(
     assert "out of memory" in said[0]
 
 
+def test_a_run_that_has_ended_does_not_begin_anew_because_a_batch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, flush, prepare = Pool._step, Queue.flush, Run._prepare
+    ended, made = list[float](), list[float]()
+
+    def stepped(pool: Pool[int], one: Any) -> bool:
+        went = step(pool, one)
+        ended.extend([one.config.stop.virtual_seconds] if one.ended else [])
+        return went
+
+    def fails_then(queue: Queue) -> None:
+        if len(ended) == 1 and len(made) == 3:
+            raise RuntimeError("out of memory")
+        flush(queue)
+
+    def noted(run: Run) -> None:
+        made.append(run.config.stop.virtual_seconds or 0.0)
+        prepare(run)
+
+    monkeypatch.setattr(Pool, "_step", stepped)
+    monkeypatch.setattr(Queue, "flush", fails_then)
+    monkeypatch.setattr(Run, "_prepare", noted)
+    found = pooled([tiny("aedfl-0", until=until) for until in (10.0, 30.0, 31.0)], say=lambda line: None)
+    assert made == [10.0, 30.0, 31.0, 30.0, 31.0]
+    assert all(one.complete for one in found.values())
+
+
 def test_a_batch_of_one_that_fails_is_that_runs_fault(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     def never(queue: Queue) -> None:
         raise RuntimeError("out of memory")

@@ -131,8 +131,8 @@ class Pool(Generic[Tag]):
                 active += self._start(*waiting.popleft(), wave, workshop, together)
             turn = _turns(active)
             active[:] = [one for one, goes in zip(active, turn, strict=True) if not goes or self._step(one)]
-            workshop.queue.flush()
             active[:] = self._finished(active)
+            workshop.queue.flush()
             self._round = self.clock.elapsed - began
 
     def _start(
