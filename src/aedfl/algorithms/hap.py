@@ -15,12 +15,14 @@ from torch import Tensor
 
 from .. import costs
 from ..context import Context, Method, option
+from ..placement import ROOM
 from ..randomness import Key, torch_seed
 from ..sparsity import ChannelGroups
 from ..sparsity.curvature import curvature, rademacher
 from ..sparsity.objective import flat_loss
 from ..sparsity.select import prune
 from ..training.plan import Indices
+from ..training.traits import spread
 from ._pruning import Cut, cut, outcome, prune_once
 from ._state import State
 from .aedfl import MESSAGES
@@ -37,7 +39,7 @@ class Hyper:
 
 
 CHUNK = 25
-"""Probes that are multiplied at once."""
+"""Probes that are multiplied at once, if there is room for so many."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class TraceCut(Cut):
         task = self.task
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
         m = vector[: task.layout.parameters]
-        at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, chunk=CHUNK)
+        each = 4 * (2 * len(x) * spread(task.module, x[:1]) + 3 * len(m))
+        chunk = max(1, min(CHUNK, ROOM // each))
+        at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, chunk)
         probes = rademacher(torch_seed(*key, "probes"), (self.probes, len(m)), m.device)
         worth = sensitivity(m, probes, at.hessian(probes), task.groups)
         return outcome(task.groups, prune(worth, task.groups, self.rate, max_layer_share=0.95))

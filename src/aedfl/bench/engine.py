@@ -12,7 +12,7 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -99,6 +99,7 @@ class Options:
 def measure(options: Options, tell: Tell = quiet) -> dict[str, Any]:
     """Figures of every model, with the machine and the command."""
     options.check()
+    options = replace(options, overlap=options.device == "cuda") if options.overlap is None else options
     stamped = stamp(options.device)
     parts = len(options.jobs) + 2
     total = parts * len(options.models)
