@@ -21,9 +21,14 @@ ROOM = 1 << 30
 them after the other."""
 
 
+def fitting(each: int, most: int) -> int:
+    """How many things of so many bytes are treated at once: as `ROOM` holds, at most `most`, and one at least."""
+    return max(1, min(ROOM // max(1, each), most))
+
+
 def parts(count: int, each: int, most: int | None = None) -> list[slice]:
-    """So many jobs that take so many bytes each, in parts within `ROOM` of at most `most` jobs, and of one at least."""
-    size = max(1, min(ROOM // max(1, each), most or count))
+    """So many jobs that take so many bytes each, in parts of as many as fit, and of `most` at most."""
+    size = fitting(each, most or count)
     return [slice(begin, begin + size) for begin in range(0, count, size)]
 
 

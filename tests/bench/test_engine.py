@@ -37,6 +37,7 @@ def test_a_real_measurement_has_figures_machine_date_versions_and_command(tmp_pa
     assert whole["updates"] > 0 and whole["mean_batch"] > 1 and whole["capture_seconds"] == 0
     assert whole["captures"] == {"count": 0, "seconds": 0.0} and whole["first_evaluation_seconds"] > 0
     assert whole["steady_ratio"] is None, "five virtual seconds are too short"
+    assert whole["overlapped"] is False
     assert whole["profiled"] is False and "breakdown" not in whole and "GPU s" not in result.output
     assert "lenet5" in result.output and "batch" in result.output and str(path.name) in result.output
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import costs
 from ..context import Context, Method, option
-from ..placement import ROOM
+from ..placement import fitting
 from ..randomness import Key, torch_seed
 from ..sparsity import ChannelGroups
 from ..sparsity.curvature import curvature, rademacher
@@ -54,8 +54,7 @@ class TraceCut(Cut):
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
         m = vector[: task.layout.parameters]
         each = 4 * (2 * len(x) * spread(task.module, x[:1]) + 3 * len(m))
-        chunk = max(1, min(CHUNK, ROOM // each))
-        at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, chunk)
+        at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, fitting(each, CHUNK))
         probes = rademacher(torch_seed(*key, "probes"), (self.probes, len(m)), m.device)
         worth = sensitivity(m, probes, at.hessian(probes), task.groups)
         return outcome(task.groups, prune(worth, task.groups, self.rate, max_layer_share=0.95))

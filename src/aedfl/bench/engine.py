@@ -12,7 +12,7 @@ from __future__ import annotations
 import resource
 import tempfile
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -99,7 +99,6 @@ class Options:
 def measure(options: Options, tell: Tell = quiet) -> dict[str, Any]:
     """Figures of every model, with the machine and the command."""
     options.check()
-    options = replace(options, overlap=options.device == "cuda") if options.overlap is None else options
     stamped = stamp(options.device)
     parts = len(options.jobs) + 2
     total = parts * len(options.models)
@@ -297,6 +296,7 @@ def _end_to_end(name: str, options: Options, dataset: Dataset, virtual_seconds: 
         for config in configs:
             (Path(folder) / str(config.seed)).mkdir()
         runs = [Run(config, workshop, Path(folder) / str(config.seed), Silent()) for config in configs]
+        overlapped = workshop.queue.ahead
         ledger = watch(workshop.queue, True, gpu) if options.profile else None
         course = Course(runs, workshop.queue, gpu, ledger)
         begin = Instant(gpu)
@@ -314,6 +314,7 @@ def _end_to_end(name: str, options: Options, dataset: Dataset, virtual_seconds: 
         "wall_seconds": wall,
         "samples_per_second": samples / wall,
         "profiled": options.profile,
+        "overlapped": overlapped,
         "mean_batch": sum(batches) / max(1, len(batches)),
         "capture_seconds": _capture_seconds(workshop.bench(configs[0]).trainer),
         "captures": asdict(CAPTURES.since(captured)),

@@ -27,7 +27,7 @@ __all__ = ["RunConfig", "config_hash", "elsewhere", "from_toml", "load", "make_h
 Table = dict[str, Any]
 
 _FILES = (("fleet", "trace"), ("fleet", "speeds"), ("topology", "path"))
-_WITHOUT_EFFECT = {
+WITHOUT_EFFECT = {
     "preset": None,
     "record": None,
     "data": ("directory",),
@@ -83,7 +83,7 @@ def config_hash(config: RunConfig) -> str:
     not by path.
     """
     table = config.model_dump()
-    for section, keys in _WITHOUT_EFFECT.items():
+    for section, keys in WITHOUT_EFFECT.items():
         for key in keys or ():
             del table[section][key]
         if keys is None:

@@ -17,7 +17,7 @@ from typing import Any
 from ..algorithms import METHODS, get
 from ..errors import UserError
 from ..experiment.complaints import unknown
-from ..experiment.config import RunConfig, load, make_hyper
+from ..experiment.config import WITHOUT_EFFECT, RunConfig, load, make_hyper
 
 FIRST_SEED = 1
 """Table seeds count from here; seed 0 was looked at while methods were developed."""
@@ -29,15 +29,8 @@ QUICK = "quick"
 """Among changes, stands for all those that make a run small."""
 
 OPTIONS = ("stop.virtual_seconds", "seed", "method", "engine.device", "data.directory")
-WITHOUT_EFFECT = (
-    "engine.lookahead",
-    "engine.overlap",
-    "engine.threads",
-    "engine.cache_budget_mib",
-    "engine.ray",
-    "engine.actors",
-    "record.",
-)
+PACE = ("record.", *(f"engine.{key}" for key in WITHOUT_EFFECT["engine"] or ()))
+"""Keys that change how a run is computed and written, but not what comes out."""
 
 Tuned = Mapping[str, Mapping[str, Any]]
 """Frozen keys of each method in one setting."""
@@ -233,7 +226,7 @@ class Wish:
 
     def changes(self, swept: Sequence[str]) -> tuple[str, ...]:
         """What sets a cell apart from its setting."""
-        own = [override for override in self.overrides if not _is(override, WITHOUT_EFFECT)]
+        own = [override for override in self.overrides if not _is(override, PACE)]
         return (*((QUICK,) if self.quick else ()), *swept, *own)
 
     @property
@@ -242,7 +235,7 @@ class Wish:
         for override in self.overrides:
             if _is(override, OPTIONS):
                 raise UserError(f"--set {override}: use --until, --seeds, --methods, --data or --device for that")
-        return [override for override in self.overrides if _is(override, WITHOUT_EFFECT)]
+        return [override for override in self.overrides if _is(override, PACE)]
 
 
 def _is(override: str, keys: tuple[str, ...]) -> bool:
