@@ -48,6 +48,7 @@ def record(
         "method": method,
         "seed": seed,
         "changes": [],
+        "tuned": False,
         "target": "table2",
         "config": f"{setting}-{method}-{seed}",
         "until": end,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,11 +128,20 @@ def test_topology_does_not_concern_a_server() -> None:
 def test_frozen_values_are_used_and_shared_by_variants() -> None:
     tuned = {"fedprox": {"hyper.mu": 0.1}, "aedfl": {"hyper.max_rate": 0.3}}
     assert one("fedprox", **tuned).config.hyper == {"mu": 0.1}
-    assert one("fedprox", **tuned).tuned
+    assert one("fedprox", **tuned).key.tuned
     assert one("aedfl-p", **tuned).config.hyper == {"max_rate": 0.3}
-    assert not one("fedavg", **tuned).tuned
+    assert not one("fedavg", **tuned).key.tuned
     changed = one("fedprox", wish=Wish(overrides=("hyper.mu=0.7",)), **tuned)
     assert changed.config.hyper == {"mu": 0.7}, "what a person asks for counts most"
+
+
+def test_figures_have_all_methods_at_their_defaults() -> None:
+    tuned = {"cifar10-lenet": {"fedbuff": {"hyper.buffer": 5}}}
+    wish = Wish(methods=("fedbuff",), seeds=1)
+    (table,) = plan.cells(plan.target("table2"), dataclasses.replace(wish, settings=("cifar10-lenet",)), tuned)
+    (figure,) = plan.cells(plan.target("fig-200"), wish, tuned)
+    assert (table.key.tuned, table.config.hyper) == (True, {"buffer": 5})
+    assert (figure.key.tuned, figure.config.hyper) == (False, {})
 
 
 def test_keys_of_a_method_in_a_setting_hold_for_it_and_its_variants_alone() -> None:

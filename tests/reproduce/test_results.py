@@ -87,7 +87,7 @@ def test_no_record_is_of_a_config_that_is_no_longer_run() -> None:
             Wish(quick=quick),
             changes,
             record["target"],
-            tuned.get(record["setting"], {}),
+            tuned.get(record["setting"], {}) if record["tuned"] else {},
         )
         assert now.key == key_of(record)
         assert now.identity == record["config"], key_of(record)

@@ -244,3 +244,20 @@ def test_two_hundred_devices_are_not_compared_with_the_papers_hundred(tmp_path: 
     files = publish.of_target(target("fig-200"), Store(tmp_path), Wish())
     assert "0.6363" not in files["figures/fig-200.md"]
     assert "+16.3" in files["figures/fig-200.md"]
+
+
+def test_a_table_shows_methods_as_they_were_tuned_and_a_figure_at_their_defaults(tmp_path: Path) -> None:
+    better = [value + 0.1 for value in RISING]
+    store = store_of(
+        tmp_path,
+        record("fedbuff", RISING, seed=1),
+        record("fedbuff", RISING, seed=2),
+        record("fedbuff", better, seed=1, tuned=True, config="tuned"),
+        record("ad-psgd", RISING, seed=1),
+    )
+    table = standing(target("table2"), "cifar10-lenet", store, Wish())
+    assert table.mean(ACCURACY, "fedbuff") == pytest.approx(0.7)
+    assert table.mean(ACCURACY, "ad-psgd") == pytest.approx(0.6), "not tuned yet"
+    figure = standing(target("fig-topology"), "cifar10-lenet", store, Wish())
+    assert figure.mean(ACCURACY, "fedbuff", "exponential") == pytest.approx(0.6)
+    assert gap(target("table2"), "cifar10-lenet", store).missing == 15 * 3 - 2, "seed 2 of the tuned one is to be run"

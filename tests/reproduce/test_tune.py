@@ -91,7 +91,7 @@ def test_the_best_at_the_end_is_frozen_and_used(tmp_path: Path) -> None:
     assert chosen == {"fedprox": wanted[1]}, "0.5 (mean of 0.5, 0.5, 0.5); an equal one that comes later does not win"
     tuned = tune.frozen(tmp_path)
     found = cell("cifar10-lenet", "fedprox", FIRST_SEED, Wish(), (), "table2", tuned["cifar10-lenet"])
-    assert found.tuned
+    assert found.key.tuned
     assert found.config.hyper == {"mu": wanted[1]["hyper.mu"]}
     assert found.config.data.validation == 0
 

@@ -32,9 +32,7 @@ def curves(aim: Target, stand: Standing, store: Store, wish: Wish) -> str:
 
 def _lines(aim: Target, method: str, stand: Standing, store: Store, wish: Wish) -> list[Series]:
     """A method's lines; one only where what is varied does not concern it."""
-    found = {
-        value: records_of(store, stand.setting, method, swept, wish, stand.until) for value, swept in aim.values.items()
-    }
+    found = {value: records_of(aim, store, stand.setting, method, swept, wish) for value, swept in aim.values.items()}
     distinct: dict[tuple[str, ...], tuple[str, list[Record]]] = {}
     for value, records in found.items():
         if records:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..report.comparison import Column
-from .plan import FIRST_SEED, Cell, Key, Target, Tuned, Wish, cells, setting, target, targets, title
-from .records import Store
-from .standing import COLUMNS, TIME95, Row, Standing, seeds_in_words, standing
+from .plan import FIRST_SEED, Cell, Target, Tuned, Wish, cells, setting, target, targets, title
+from .records import Store, key_of
+from .standing import COLUMNS, TIME95, Row, Standing, records_of, seeds_in_words, standing
 from .tables import NOT_REACHED, NOT_RUN, Grid, Text, markdown
 
 HEAD = """\
@@ -42,22 +42,16 @@ class Gap:
 
 def gap(base: Target, name: str, store: Store) -> Gap:
     """What a setting of a target lacks: runs that went to its end."""
-    end, lacking, count, missing = setting(name).end, list[str](), 0, 0
+    lacking, count, missing = list[str](), 0, 0
+    wanted = set(range(FIRST_SEED, FIRST_SEED + base.seeds))
     for method in base.methods:
-        keys = [
-            Key(name, method, FIRST_SEED + seed, tuple(swept))
-            for swept in base.values.values()
-            for seed in range(base.seeds)
-        ]
-        absent = [key for key in keys if not _there(store, key, end)]
-        count, missing = count + len(keys), missing + len(absent)
+        absent = 0
+        for swept in base.values.values():
+            there = {record["seed"] for record in records_of(base, store, name, method, swept, Wish())}
+            absent += len(wanted - there)
+        count, missing = count + len(base.values) * base.seeds, missing + absent
         lacking += [method] if absent else []
     return Gap(base.name, name, tuple(lacking), base.seeds, missing, count)
-
-
-def _there(store: Store, key: Key, end: float) -> bool:
-    record = store.get(key)
-    return record is not None and "error" not in record and record["reached"] >= end - 1e-6
 
 
 def gaps(store: Store) -> list[Gap]:
@@ -193,7 +187,7 @@ def _missing(found: Sequence[Gap]) -> str:
 def _unfinished(store: Store) -> str:
     lines = []
     for record in sorted(store, key=lambda r: (r["setting"], r["method"], r["seed"], r["changes"])):
-        label = str(Key(record["setting"], record["method"], record["seed"], tuple(record["changes"])))
+        label = key_of(record)
         if "error" in record:
             lines.append(f"- {label}: {record['error']}\n")
         elif not record["complete"] and record["reached"] < setting(record["setting"]).end:

@@ -93,10 +93,12 @@ class Key:
     seed: int
     changes: tuple[str, ...] = ()
     """`key=value` over the setting, in the order given."""
+    tuned: bool = False
+    """Run with what tuning has found, be it the default."""
 
     def __str__(self) -> str:
-        changed = f" ({', '.join(self.changes)})" if self.changes else ""
-        return f"{self.setting} {self.method} seed {self.seed}{changed}"
+        notes = [*(["tuned"] if self.tuned else []), *self.changes]
+        return f"{self.setting} {self.method} seed {self.seed}" + (f" ({', '.join(notes)})" if notes else "")
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,6 @@ class Cell:
     target: str
     command: str
     """Runs this cell (and those of the seeds before it)."""
-    tuned: bool = False
-    """Whether frozen hyper-parameters were found for it."""
 
     @property
     def identity(self) -> str:
@@ -258,13 +258,14 @@ def cells(base: Target, wish: Wish, tuned: Mapping[str, Tuned]) -> list[Cell]:
 
 
 def cell(name: str, method: str, seed: int, wish: Wish, swept: Sequence[str], target_name: str, tuned: Tuned) -> Cell:
-    changes = wish.changes(swept)
-    frozen = frozen_for(method, tuned)
-    end = wish.end(name, targets().get(target_name))
+    """One run of a target. Figures show what one thing changes with all methods at their defaults."""
+    changes, aim = wish.changes(swept), targets().get(target_name)
+    frozen = frozen_for(method, tuned) if aim is not None and aim.is_table else None
+    end = wish.end(name, aim)
     config = configure(name, method, seed, frozen or {}, changes, dataclasses.replace(wish, until=end))
     asked = ["--settings", name, "--methods", method, "--seeds", str(seed - FIRST_SEED + 1)]
     command = shlex.join(["aedfl", "reproduce", target_name, *asked, *wish.options])
-    return Cell(Key(name, method, seed, changes), config, target_name, command, frozen is not None)
+    return Cell(Key(name, method, seed, changes, frozen is not None), config, target_name, command)
 
 
 def frozen_for(method: str, tuned: Tuned) -> dict[str, Any] | None:

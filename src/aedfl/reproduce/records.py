@@ -37,7 +37,7 @@ def make(cell: Cell, outcome: Outcome) -> Record:
         "command": cell.command,
         "config": cell.identity,
         "hyper": resolved_hyper(cell.config),
-        "tuned": cell.tuned,
+        "tuned": cell.key.tuned,
         "code": code_version(),
         "device": outcome.device,
         "torch": torch.__version__,
@@ -57,7 +57,8 @@ def make(cell: Cell, outcome: Outcome) -> Record:
 
 
 def key_of(record: Record) -> Key:
-    return Key(record["setting"], record["method"], record["seed"], tuple(record["changes"]))
+    changes, tuned = tuple(record["changes"]), bool(record["tuned"])
+    return Key(record["setting"], record["method"], record["seed"], changes, tuned)
 
 
 class Store:
@@ -100,7 +101,7 @@ class Store:
         """Rewrites the files: one line per cell, in a fixed order."""
         for path in sorted(self.folder.glob("*.jsonl")):
             mine = [record for record in self if record["setting"] == path.stem]
-            mine.sort(key=lambda r: (r["changes"], r["method"], r["seed"]))
+            mine.sort(key=lambda r: (r["changes"], r["method"], r["seed"], r["tuned"]))
             partial = path.with_suffix(".partial")
             partial.write_text("".join(map(_line, mine)))
             partial.replace(path)

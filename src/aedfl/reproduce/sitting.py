@@ -111,7 +111,8 @@ def todo(cells: Sequence[Cell], store: Store) -> list[Cell]:
         if same is None:
             left.append(cell)
         else:
-            store.add({**same, "changes": list(cell.key.changes), "command": cell.command}, replace=True)
+            own = {"changes": list(cell.key.changes), "tuned": cell.key.tuned, "command": cell.command}
+            store.add({**same, **own}, replace=True)
     return left
 
 

@@ -57,9 +57,12 @@ class Standing:
         return cell.mean if cell is not None and cell.count == cell.of else None
 
 
-def records_of(store: Store, name: str, method: str, swept: Sequence[str], wish: Wish, end: float) -> list[Record]:
-    """The records of a row that go so far, by seed."""
-    changes = wish.changes(swept)
+def records_of(aim: Target, store: Store, name: str, method: str, swept: Sequence[str], wish: Wish) -> list[Record]:
+    """The records of a row that go to the target's end, by seed.
+
+    A table shows a method as it was tuned, once it was; never some seeds so and others with the defaults.
+    """
+    changes, end = wish.changes(swept), wish.end(name, aim)
     found = [
         record
         for record in store
@@ -67,18 +70,19 @@ def records_of(store: Store, name: str, method: str, swept: Sequence[str], wish:
         and record["reached"] >= end - 1e-6
         and "error" not in record
     ]
-    return sorted(found, key=lambda record: int(record["seed"]))
+    tuned = aim.is_table and any(record["tuned"] for record in found)
+    return sorted((one for one in found if one["tuned"] == tuned), key=lambda record: int(record["seed"]))
 
 
 def standing(aim: Target, name: str, store: Store, wish: Wish) -> Standing:
     """The figures of a target in one setting; the best of each column is marked, per value of what is varied."""
     until, goal = wish.end(name, aim), setting(name).target
-    average = [final(record["curve"], until) for record in records_of(store, name, "fedavg", (), wish, until)]
+    average = [final(record["curve"], until) for record in records_of(aim, store, name, "fedavg", (), wish)]
     second = FEDAVG_SHARE * mean(average) if average else None
     rows: list[Row] = []
     for value, swept in aim.values.items():
         group = [
-            _row(method, value, records_of(store, name, method, swept, wish, until), until, goal, second)
+            _row(method, value, records_of(aim, store, name, method, swept, wish), until, goal, second)
             for method in aim.methods
         ]
         rows += _with_best(group)
