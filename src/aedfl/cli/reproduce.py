@@ -53,7 +53,7 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.
 AtOnce = Annotated[int | None, typer.Option("--at-once", min=1, help="Runs that share one batch.")]
 Tuning = Annotated[
     Path | None,
-    typer.Option("--tuning", metavar="DIR", help="Where the hyper-parameters that tuning chose for tables lie; results/tuning by default."),
+    typer.Option("--tuning", metavar="DIR", help="Where tables find what tuning chose; results/tuning by default."),
 ]
 Checkpoints = Annotated[
     Path | None,
