@@ -176,6 +176,22 @@ def test_the_list_knows_records_of_another_config(store: Store) -> None:
     assert "  CIFAR-10 & LeNet: 4 of 45 cells done, 6 of them of another config" in lines
 
 
+def test_the_list_knows_that_a_method_was_tuned_since(tmp_path: Path) -> None:
+    (cell,) = plan.cells(target("table2"), Wish(settings=("cifar10-lenet",), methods=("fedbuff",), seeds=1), {})
+    store = store_of(tmp_path, record("fedbuff", RISING, config=cell.identity))
+    assert "  CIFAR-10 & LeNet: 1 of 45 cells done" in report(store, {})
+    tuned = {"cifar10-lenet": {"fedbuff": {"hyper.buffer": 5}}}
+    assert "  CIFAR-10 & LeNet: 1 of 45 cells done, 1 of them of another config" in report(store, tuned)
+
+
+def test_a_run_that_went_to_its_figures_end_is_not_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plan.targets(), "fig-200", replace(target("fig-200"), ends={"cifar10-lenet": 500.0}))
+    half = {"end": 500.0, "complete": False, "until": 1000.0}
+    store = store_of(tmp_path, record("dispfl", RISING, target="fig-200", **half), record("fedavg", RISING, **half))
+    cut = overview(store).partition("## Runs cut short")[2]
+    assert "fedavg" in cut and "dispfl" not in cut
+
+
 def swept(method: str, change: list[str], accuracy: float) -> Record:
     return record(method, [0.0, accuracy, accuracy, accuracy], changes=change, config=f"{method}{change}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..report.comparison import Column
 from .plan import FIRST_SEED, Cell, Target, Tuned, Wish, cells, setting, target, targets, title
@@ -97,7 +97,8 @@ def report(store: Store, tuned: Mapping[str, Tuned]) -> list[str]:
 
 
 def _outdated(store: Store, cell: Cell) -> bool:
-    record = store.get(cell.key)
+    """Whether what a table shows is of another config: a run before tuning stands there until the tuned one is done."""
+    record = store.get(cell.key) or store.get(replace(cell.key, tuned=False))
     return record is not None and record["config"] != cell.identity
 
 
@@ -190,6 +191,6 @@ def _unfinished(store: Store) -> str:
         label = key_of(record)
         if "error" in record:
             lines.append(f"- {label}: {record['error']}\n")
-        elif not record["complete"] and record["reached"] < setting(record["setting"]).end:
+        elif not record["complete"] and record["reached"] < Wish().end(record["setting"], target(record["target"])):
             lines.append(f"- {label}: {record['reached']:,.0f} of {record['until']:,.0f} s\n")
     return "".join(lines) or "None among the records.\n"
