@@ -186,6 +186,12 @@ class Task:
         with torch.enable_grad():  # the dependencies are traced by autograd, also in the middle of a flush
             return ChannelGroups.of(self.module, x)
 
+    @cached_property
+    def filters(self) -> ChannelGroups:
+        """Those of them that are filters or neurons; the columns of an embedding, a table to look up, are neither."""
+        tables = {name for name, layer in self.module.named_modules() if isinstance(layer, nn.Embedding)}
+        return self.groups.without(*(name for name in self.groups.layers if tables & set(name.split("+"))))
+
 
 def squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """For outputs [B] and [B, 1] alike: targets [B] are never broadcast to [B, B]."""

@@ -15,6 +15,7 @@ from aedfl.algorithms import fedap, hap, hrank
 from aedfl.algorithms._pruning import lowest_go, outcome
 from aedfl.context import SERVER
 from aedfl.data import Dataset, Split
+from aedfl.models.textcnn import textcnn
 from aedfl.sparsity import ChannelGroups
 from aedfl.sparsity.curvature import curvature
 from aedfl.sparsity.objective import flat_loss
@@ -158,3 +159,41 @@ def test_fedap_tells_its_neighbours() -> None:
     assert kinds == [False, False, True, False, False]
     assert SERVER not in {row.index for row in run.rows}
     assert run.sim.network.edges[0, 1][0] >= 2
+
+
+@pytest.fixture(scope="module")
+def reviews() -> Task:
+    """A TextCNN; its embeddings are ten times as large as its filters' weights."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randint(0, 60, (40, 20), generator=generator)
+    split = Split(x, (x < 30).float().mean(1).round().long())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        module = textcnn(2, 20, vocabulary=60, embedding=6, filters=8)
+    return Task(module, Dataset("reviews", split, split, 2))
+
+
+def test_filters_are_all_units_but_an_embeddings_columns(task: Task, reviews: Task) -> None:
+    assert task.filters is task.groups, "nothing to leave out"
+    assert list(reviews.groups.layers) == ["embedding", *reviews.filters.layers]
+    assert reviews.filters.count == 3 * 8
+    kept = reviews.filters.full()
+    kept[::2] = False
+    table = next(entry for entry in reviews.layout.entries if entry.name == "embedding.weight")
+    mask = reviews.filters.expand(kept)
+    assert mask[table.offset : table.end].all()
+    wide = reviews.groups.full()
+    wide[6:] = kept
+    assert torch.equal(mask, reviews.groups.expand(wide)), "the same filters in both numberings"
+    assert reviews.filters.macs(kept) == reviews.groups.macs(wide)
+
+
+def test_no_baseline_takes_all_filters_of_a_network_with_an_embedding(reviews: Task) -> None:
+    rows = np.arange(40)
+    ranks = hrank.RankCut(reviews, 0.5).one(reviews.start, [rows])
+    adaptive = fedap.AdaptiveCut(reviews).one(reviews.start, [rows], [torch.tensor(0.5)], [1.0])
+    traces = hap.TraceCut(reviews, 0.5, 20).one(reviews.start, rows, (0, 0))
+    for mask, kept, *_, macs in (ranks, adaptive, traces):
+        assert 0.3 <= kept.float().mean() <= 0.7
+        assert macs.item() == pytest.approx(reviews.macs * kept.float().mean().item(), rel=0.15)
+        assert mask[: 60 * 6].all(), "the table stays"

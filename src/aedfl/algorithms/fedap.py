@@ -95,7 +95,7 @@ class AdaptiveCut(Cut):
     def one(
         self, vector: Tensor, rows: Sequence[Indices], rates: Sequence[Tensor], weights: Sequence[float]
     ) -> tuple[Tensor, ...]:
-        groups = self.task.groups
+        groups = self.task.filters
         merged = sum(w * float(rate) for w, rate in zip(weights, rates, strict=True)) / sum(weights)
         shares = layer_shares(vector, groups, merged)
         return outcome(groups, lowest_go(ranks_of(self.task, vector, rows), groups, shares))

@@ -56,8 +56,8 @@ class TraceCut(Cut):
         each = 4 * (2 * len(x) * spread(task.module, x[:1]) + 3 * len(m))
         at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, fitting(each, CHUNK))
         probes = rademacher(torch_seed(*key, "probes"), (self.probes, len(m)), m.device)
-        worth = sensitivity(m, probes, at.hessian(probes), task.groups)
-        return outcome(task.groups, prune(worth, task.groups, self.rate, max_layer_share=0.95))
+        worth = sensitivity(m, probes, at.hessian(probes), task.filters)
+        return outcome(task.filters, prune(worth, task.filters, self.rate, max_layer_share=0.95))
 
 
 def sensitivity(m: Tensor, probes: Tensor, products: Tensor, groups: ChannelGroups) -> Tensor:

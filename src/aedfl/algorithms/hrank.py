@@ -40,7 +40,7 @@ class RankCut(Cut):
     rate: float
 
     def one(self, vector: Tensor, rows: Sequence[Indices]) -> tuple[Tensor, ...]:
-        groups = self.task.groups
+        groups = self.task.filters
         ranks = ranks_of(self.task, vector, rows)
         return outcome(groups, lowest_go(ranks, groups, dict.fromkeys(groups.layers, self.rate)))
 
@@ -48,7 +48,7 @@ class RankCut(Cut):
 def ranks_of(task: Task, vector: Tensor, rows: Sequence[Indices]) -> Tensor:
     """The mean rank of every unit's feature maps over these mini-batches, [count]."""
     batches = [task.gather(torch.from_numpy(part).to(task.device))[0] for part in rows]
-    return feature_ranks(task.module, task.groups, vector, batches)
+    return feature_ranks(task.module, task.filters, vector, batches)
 
 
 def batches(ctx: Context, count: int) -> tuple[Indices, ...]:

@@ -71,6 +71,25 @@ class ChannelGroups:
         }
         return replace(self, sites=moved, device=torch.device(device))
 
+    def without(self, *layers: str) -> ChannelGroups:
+        """The groups in which the units of these layers are none: they stay, whatever goes."""
+        if not layers:
+            return self
+        slices: dict[str, slice] = {}
+        numbers: list[int] = []
+        for name, units in self.layers.items():
+            if name not in layers:
+                slices[name] = slice(len(numbers), len(numbers) + units.stop - units.start)
+                numbers.extend(range(units.start, units.stop))
+        new = torch.full((self.count + 1,), len(numbers), device=self.device)
+        new[numbers] = torch.arange(len(numbers), device=self.device)
+        sites = {
+            name: Site(site.kind, {side: new[ids] for side, ids in site.sides.items()})
+            for name, site in self.sites.items()
+        }
+        reasons = dict.fromkeys(layers, "not asked for")
+        return replace(self, layers=slices, sites=sites, skipped={**self.skipped, **reasons})
+
     def full(self, *lead: int) -> Tensor:
         """The mask that keeps everything, bool [*lead, count]."""
         return torch.ones(*lead, self.count, dtype=torch.bool, device=self.device)
