@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from training import convolutions, scoring
+from training import convolutions, lines, scoring
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -35,6 +35,12 @@ def test_kernels_equal_double_precision() -> None:
     assert len(found) == len(convolutions.FOR_BANDS) + len(convolutions.FOR_TILES)
     wrong = {(case, which): error for case, passes in found.items() for which, error in passes.items() if error > 2e-6}
     assert not wrong
+
+
+def test_lines_equal_double_precision() -> None:
+    found = interpreted(lines.__file__)
+    assert len(found) == 2 * len(lines.CASES) + 2
+    assert max(max(parts.values()) for parts in found.values()) < 2e-6
 
 
 def test_models_scored_by_the_kernels_say_what_each_of_them_says() -> None:

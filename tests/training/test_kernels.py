@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aedfl.training.choice import BANDS, Shape
+from training import lines
 from training.convolutions import FOR_BANDS, errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -124,3 +125,26 @@ def test_cross_entropy_counts_present_samples_only() -> None:
     expected = (each * present).sum(1) / present.sum(1).clamp(min=1)
     assert_same(kernels.cross_entropy(logits, target, present), expected, [logits])
     assert kernels.cross_entropy(logits, target, present)[2] == 0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("case", lines.CASES)
+def test_convolution_relu_and_maximum(case: str, turned: bool) -> None:
+    for biased in (True, False):
+        assert max(lines.errors(case, "cuda", turned, biased).values()) < 2e-6
+
+
+def test_convolution_relu_and_maximum_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where two answers are nearly equal, another place may be the largest, so that slopes go elsewhere."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    found = lines.errors("textcnn", "cuda", turned=True)
+    assert found["forward"] < 2e-3
+    assert max(found.values()) < 0.1
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    assert lines.broken("cuda") == [False] * 4 + [True] * 4
+
+
+def test_slopes_of_equal_words_add_up() -> None:
+    assert max(lines.shared("cuda").values()) < 2e-6

@@ -147,40 +147,41 @@ def _precision(x: Tensor) -> Precision:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
 
 
-def _dot() -> str:
+def matrix_precision() -> str:
     """How matrix units treat numbers of 32 bits."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def _block(size: int, most: int) -> int:
+def matrix_block(size: int, most: int) -> int:
     """Matrix units want at least 16 rows."""
     return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
 def forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: Tiles | Bands) -> Tensor:
     if isinstance(tiles, Bands):
-        return bands.forward(shape, x, weight, bias, tiles, _dot())
+        return bands.forward(shape, x, weight, bias, tiles, matrix_precision())
     oh, ow = shape.out
     y = x.new_empty(shape.batch, shape.models * shape.filters, oh, ow)
-    positions, block = shape.batch * oh * ow, _block(shape.filters, 64)
+    positions, block = shape.batch * oh * ow, matrix_block(shape.filters, 64)
     grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.filters, block))
     _convolve[grid](
         x, weight, bias, y, shape.models, positions, *shape.padding, **shape.sizes, BIAS=bias is not None,
-        FB=block, MB=tiles.positions, KB=tiles.patch, PRECISION=_dot(), num_warps=tiles.warps, num_stages=tiles.stages,
+        FB=block, MB=tiles.positions, KB=tiles.patch, PRECISION=matrix_precision(),
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y
 
 
 def by_input(shape: Shape, g: Tensor, weight: Tensor, tiles: Tiles | Bands) -> Tensor:
     if isinstance(tiles, Bands):
-        return bands.by_input(shape, g, weight, tiles, _dot())
+        return bands.by_input(shape, g, weight, tiles, matrix_precision())
     dx = g.new_empty(shape.batch, shape.models * shape.channels, shape.height, shape.width)
-    positions, block = shape.batch * shape.height * shape.width, _block(shape.channels, 64)
-    filters = _block(shape.filters, tiles.patch)
+    positions, block = shape.batch * shape.height * shape.width, matrix_block(shape.channels, 64)
+    filters = matrix_block(shape.filters, tiles.patch)
     grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.channels, block))
     _input_gradient[grid](
         g, weight, dx, shape.models, positions, *shape.padding, **shape.sizes,
-        CB=block, MB=tiles.positions, FB=filters, FS=triton.cdiv(shape.filters, filters), PRECISION=_dot(),
+        CB=block, MB=tiles.positions, FB=filters, FS=triton.cdiv(shape.filters, filters), PRECISION=matrix_precision(),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return dx
@@ -190,7 +191,7 @@ def by_weight(shape: Shape, x: Tensor, g: Tensor, biased: bool, tiles: Tiles) ->
     """Each part of the positions has a sum of its own; the parts are added in order."""
     oh, ow = shape.out
     width, positions = shape.channels * shape.kernel[0] * shape.kernel[1], shape.batch * oh * ow
-    filters, columns, step = _block(shape.filters, 64), _block(width, tiles.patch), tiles.positions
+    filters, columns, step = matrix_block(shape.filters, 64), matrix_block(width, tiles.patch), tiles.positions
     across = triton.cdiv(width, columns)
     pieces = triton.cdiv(shape.filters, filters) * across
     wanted = max(1, min(PROGRAMS // (shape.models * pieces), positions // (4 * step)))
@@ -200,7 +201,8 @@ def by_weight(shape: Shape, x: Tensor, g: Tensor, biased: bool, tiles: Tiles) ->
     db = x.new_empty(parts, shape.models * shape.filters, dtype=torch.float32) if biased else None
     _weight_gradient[(parts, shape.models, pieces)](
         x, g, dw, db, shape.models, positions, *shape.padding, share, **shape.sizes, BIAS=biased,
-        FB=filters, MB=step, KB=columns, KS=across, PRECISION=_dot(), num_warps=tiles.warps, num_stages=tiles.stages,
+        FB=filters, MB=step, KB=columns, KS=across, PRECISION=matrix_precision(),
+        num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return dw.sum(0), None if db is None else db.sum(0)
 

@@ -19,8 +19,9 @@ from torch.autograd.function import once_differentiable
 
 from .choice import Shape
 from .convolution import conv
+from .line import line_max
 
-__all__ = ["Shape", "conv", "cross_entropy", "group_norm", "relu_pool"]
+__all__ = ["Shape", "conv", "cross_entropy", "group_norm", "line_max", "relu_pool"]
 
 
 @triton.jit

@@ -102,6 +102,12 @@ class Stacked:
         self.norms = {node for node in after.values() if self._normed(node)}
         """Poolings and norms that take the ReLU before or after them along."""
         self.relus = {*before, *(relu for relu, node in after.items() if node in self.pools | self.norms)}
+        found = {user: relu for relu in after if (user := _only_user(relu)) and _is_line_max(user)}
+        lines = {most: after[relu] for most, relu in found.items() if self._slides(after[relu])}
+        self.lines = {most: str(conv.target) for most, conv in lines.items()}
+        """Maxima over a line, after a ReLU after a convolution, with the name of that: all three are one kernel."""
+        self.passed = self.relus | set(lines.values()) | {found[most] for most in lines}
+        """What leaves its work to a node after it, or has left it to one before."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Stacked | None:
@@ -128,6 +134,11 @@ class Stacked:
         pairs = {(size, size) if isinstance(size, int) else size for size in (asked["kernel_size"], asked["stride"])}
         return pairs == {(2, 2)} and all(asked[name] == POOLING[name] for name in tuple(POOLING)[2:])
 
+    def _slides(self, node: fx.Node) -> bool:
+        """True for a convolution over a line, step by step and without padding."""
+        layer = self.layers.get(str(node.target)) if node.op == "call_module" else None
+        return type(layer) is nn.Conv1d and _plain(layer) and layer.stride == (1,) and layer.padding == (0,)
+
     def _is_relu(self, node: fx.Node) -> bool:
         return type(self.layers.get(str(node.target))) is nn.ReLU or _name(node) == "relu"
 
@@ -143,8 +154,11 @@ class Stacked:
 
         for node in self.nodes:
             args, kwargs = at(node.args), dict(at(node.kwargs))
-            if x.fast and node in self.relus:
+            if x.fast and node in self.passed:
                 values[node] = args[0]
+            elif x.fast and node in self.lines:
+                name = self.lines[node]
+                values[node] = _kernel_line(named[f"{name}.weight"], named.get(f"{name}.bias"), args[0])
             elif x.fast and node in self.pools:
                 values[node] = args[0].to_images(kernels().relu_pool(args[0].as_images()))
             elif x.fast and node in self.norms:
@@ -174,6 +188,12 @@ def _known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_line_max(node: fx.Node) -> bool:
+    """True for a maximum over the last dimension of [batch, channels, places]."""
+    dims = node.args[1:] if len(node.args) > 1 else (node.kwargs.get("dim"),)
+    return _name(node) == "amax" and dims in ((2,), (-1,)) and not node.kwargs.get("keepdim")
 
 
 def _name(node: fx.Node) -> str:
@@ -215,6 +235,13 @@ def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act
     )
     found = kernels().conv(images, weight, bias, shape)
     return x.to_images(found.squeeze(2) if line else found)
+
+
+def _kernel_line(weight: Tensor, bias: Tensor | None, x: Act) -> Act:
+    rows = x.as_rows()
+    if torch.is_autocast_enabled(rows.device.type):
+        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+    return x.to_rows(kernels().line_max(rows, weight, bias))
 
 
 def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
