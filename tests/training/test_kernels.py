@@ -135,10 +135,10 @@ def test_convolution_relu_and_maximum(case: str, turned: bool) -> None:
 
 
 def test_convolution_relu_and_maximum_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where two answers are nearly equal, another place may be the largest, so that slopes go elsewhere."""
+    """What is left after a large bias is off by more; of nearly equal answers another may win, and slopes go elsewhere."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     found = lines.errors("textcnn", "cuda", turned=True)
-    assert found["forward"] < 2e-3
+    assert found["forward"] < 1e-2
     assert max(found.values()) < 0.1
 
 
