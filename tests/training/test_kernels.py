@@ -135,7 +135,7 @@ def test_convolution_relu_and_maximum(case: str, turned: bool) -> None:
 
 
 def test_convolution_relu_and_maximum_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left after a large bias is off by more; of nearly equal answers another may win, and slopes go elsewhere."""
+    """What is left after a large bias is off by more; of nearly equal answers another may win and get the slope."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     found = lines.errors("textcnn", "cuda", turned=True)
     assert found["forward"] < 1e-2
