@@ -18,10 +18,13 @@ from typing import Any
 from ..errors import UserError
 from .curves import LAST, final
 from .plan import Cell, Key, Tuned, Wish, assignments, configure, settings
-from .records import Store
+from .records import Record, Store
 
 TARGET = "tune"
 RULE = f"highest validation accuracy of the mean model, mean of the last {LAST} measurements up to the common end"
+
+ENOUGH = 0.75
+"""Share of the way that a method's trials must have gone, all of them, to be compared."""
 
 
 @cache
@@ -71,14 +74,16 @@ def _key(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Key:
 
 
 def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dict[str, Any]:
-    """Chooses for each method whose trials all got to `until`, and writes `SETTING.json` with every outcome."""
+    """Chooses for each method at `until`, or where its shortest trial got to, if not much is missing; writes
+    `SETTING.json` with every outcome."""
     found: dict[str, Any] = {}
     for method in methods():
-        outcomes = [
-            _outcome(keys, store, _key(name, method, keys, wish), until) for keys in trials(name, method, count)
-        ]
+        tried = [(keys, _key(name, method, keys, wish)) for keys in trials(name, method, count)]
+        reached = min(_reached(store.get(key)) for _, key in tried)
+        end = until if reached < ENOUGH * until else min(until, reached)
+        outcomes = [_outcome(keys, store, key, end) for keys, key in tried]
         if any(one["reached"] for one in outcomes):
-            found[method] = {"chosen": choose(outcomes), "trials": outcomes}
+            found[method] = {"until": end, "chosen": choose(outcomes), "trials": outcomes}
     head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
     content = {**head, "until": until, "trials": count, "methods": found}
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -98,9 +103,13 @@ def freeze_again(name: str, store: Store) -> dict[str, Any]:
     return freeze(name, store, until, _grid()["trials"], Wish())
 
 
+def _reached(record: Record | None) -> float:
+    return float(record["reached"]) if record is not None and "curve" in record else 0.0
+
+
 def _outcome(keys: Mapping[str, Any], store: Store, key: Key, until: float) -> dict[str, Any]:
     record = store.get(key)
-    if record is None or "curve" not in record:
+    if record is None or not _reached(record):
         return {"changes": dict(keys), "reached": 0.0, "accuracy": None}
     whole = record["reached"] >= until
     figures = {name: final(record["curve"], until, name) if whole else None for name in ("accuracy", "local_accuracy")}
