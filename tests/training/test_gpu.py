@@ -18,12 +18,18 @@ from aedfl.training.sequential import SequentialTrainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-SHAPES = {"lenet5": (3, 32, 32), "resnet8": (3, 32, 32), "vgg9": (3, 32, 32), "cnn": (1, 8, 8), "mlp": (1, 8, 8)}
+SHAPES = {
+    "lenet5": (3, 32, 32), "resnet8": (3, 32, 32), "vgg9": (3, 32, 32), "cnn": (1, 8, 8), "mlp": (1, 8, 8),
+    "textcnn": (70,),
+}  # fmt: skip
 
 
 def data(shape: tuple[int, ...]) -> Dataset:
+    """Random images, or texts of 20,000 words where a sample is a line."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(400, *shape, generator=random)
+    if len(shape) == 1:
+        x = torch.randint(0, 20_000, (400, *shape), generator=random)
     y = torch.randint(0, 10, (400,), generator=random)
     return Dataset("random", Split(x, y), Split(x[:10], y[:10]), 10, None)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from training import convolutions, lines, scoring
+from training import convolutions, lines, scoring, stepping
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -46,4 +46,10 @@ def test_lines_equal_double_precision() -> None:
 def test_models_scored_by_the_kernels_say_what_each_of_them_says() -> None:
     found = interpreted(scoring.__file__)
     assert set(found) == set(scoring.NAMES)
+    assert max(found.values()) < 1e-5
+
+
+def test_models_trained_by_the_kernels_become_what_each_of_them_becomes() -> None:
+    found = interpreted(stepping.__file__)
+    assert set(found) == set(stepping.NAMES)
     assert max(found.values()) < 1e-5

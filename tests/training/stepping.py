@@ -1,0 +1,33 @@
+"""Models trained together by the GPU's kernels, in Triton's interpreter, against each of them alone."""
+
+from __future__ import annotations
+
+import json
+from unittest.mock import patch
+
+import torch
+
+from aedfl.training.grouped import GroupedTrainer
+from aedfl.training.plan import Plan
+from aedfl.training.sequential import SequentialTrainer
+from training.tasks import built_in, jobs, with_masks
+
+NAMES = ("textcnn",)
+
+
+def error(name: str) -> float:
+    """How far the trained parameters are off, relative to how far training has moved them."""
+    torch.backends.cudnn.allow_tf32 = False
+    task, plan = built_in(name), Plan(batch_size=4, probe=True)
+    given = with_masks(task, jobs(task, sizes=(3, 9, 6)))
+    with patch("aedfl.training.grouped.has_kernels", lambda device: True):
+        found = GroupedTrainer(task).train(plan, given)
+    alone = SequentialTrainer(task).train(plan, given)
+    return max(
+        float((one.vector - other.vector).norm() / (other.vector - job.vector).norm())
+        for one, other, job in zip(found, alone, given, strict=True)
+    )
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: error(name) for name in NAMES}))
