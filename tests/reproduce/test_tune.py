@@ -103,3 +103,13 @@ def test_nothing_is_chosen_before_all_trials_are_there(tmp_path: Path) -> None:
     assert freeze(tmp_path, short) == {"fedprox": None}
     assert tune.frozen(tmp_path) == {"cifar10-lenet": {}}
     assert freeze(tmp_path, until=500.0) == {"fedprox": tune.trials("cifar10-lenet", "fedprox", 4)[3]}
+
+
+def test_trials_that_were_cut_late_are_compared_where_the_shortest_got_to(tmp_path: Path) -> None:
+    """Up to 1,000 s the first would win, up to 800 s the second does."""
+    whole = [trial("fedprox", i, [0.1, 0.1, 0.1, 0.1, 0.1, 0.9 if i == 0 else 0.1]) for i in (0, 2, 3)]
+    cut = trial("fedprox", 1, [0.1, 0.2, 0.2, 0.2, 0.2], reached=800.0)
+    assert freeze(tmp_path, *whole, cut) == {"fedprox": tune.trials("cifar10-lenet", "fedprox", 4)[1]}
+    content = json.loads((tmp_path / "cifar10-lenet.json").read_text())
+    assert content["until"] == 1000.0
+    assert content["methods"]["fedprox"]["until"] == 800.0
