@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,11 @@ def test_cells_of_one_config_are_run_once(tmp_path: Path) -> None:
     assert "1 runs to go" in lines[0]
     first, second = (store.get(cell.key) for cell in same)
     assert first is not None and second is not None and first["curve"] == second["curve"]
-    third = tiny("fedbuff", changes=("hyper.lr=1.0",))
+    third = replace(tiny("fedbuff", changes=("hyper.lr=1.0",)), target="fig-topology", command="aedfl reproduce fig")
     assert todo([third], store) == [], "a record under another key is taken over"
-    assert store.get(third.key) is not None
+    taken = store.get(third.key)
+    assert taken is not None and taken["curve"] == first["curve"]
+    assert (taken["target"], taken["command"]) == ("fig-topology", "aedfl reproduce fig"), "as what it is taken over for"
 
 
 def test_shorter_and_failed_ones_do_not_replace_longer_ones(tmp_path: Path) -> None:

@@ -111,8 +111,8 @@ def todo(cells: Sequence[Cell], store: Store) -> list[Cell]:
         if same is None:
             left.append(cell)
         else:
-            own = {"changes": list(cell.key.changes), "tuned": cell.key.tuned, "command": cell.command}
-            store.add({**same, **own}, replace=True)
+            own = {"changes": list(cell.key.changes), "tuned": cell.key.tuned}
+            store.add({**same, **own, "target": cell.target, "command": cell.command}, replace=True)
     return left
 
 
