@@ -61,7 +61,7 @@ def test_cells_of_one_config_are_run_once(tmp_path: Path) -> None:
     assert todo([third], store) == [], "a record under another key is taken over"
     taken = store.get(third.key)
     assert taken is not None and taken["curve"] == first["curve"]
-    assert (taken["target"], taken["command"]) == ("fig-topology", "aedfl reproduce fig"), "as what it is taken over for"
+    assert (taken["target"], taken["command"]) == ("fig-topology", "aedfl reproduce fig"), "what it was taken for"
 
 
 def test_shorter_and_failed_ones_do_not_replace_longer_ones(tmp_path: Path) -> None:
