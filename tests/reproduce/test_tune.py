@@ -13,7 +13,7 @@ from aedfl.data import Dataset
 from aedfl.errors import UserError
 from aedfl.experiment import workshop
 from aedfl.reproduce import tune
-from aedfl.reproduce.plan import FIRST_SEED, Wish, cell, cells, target
+from aedfl.reproduce.plan import FIRST_SEED, Wish, cell, cells, settings, target
 from aedfl.reproduce.records import Store
 from aedfl.reproduce.sitting import Sitting
 from reproduce.fakes import TINY, record
@@ -34,7 +34,8 @@ def test_every_method_gets_the_same_number_of_trials_and_its_default_first() -> 
         assert len(found) == 4 and found[0] == {}
         with pytest.raises(UserError, match="--trials 5"):
             tune.trials("cifar10-lenet", method, 5)
-        assert len({trial.identity for trial in tune.plan("cifar10-lenet", [method], 4, Wish())}) == 4
+        for name in settings():
+            assert len({trial.identity for trial in tune.plan(name, [method], 4, Wish())}) == 4, (name, method)
 
 
 def test_trials_use_a_share_of_the_training_data_and_a_seed_of_their_own() -> None:

@@ -16,6 +16,7 @@ CASES = {
     "more samples than a block": (1, 70, 4, 6, 3, 2),
 }
 """Models, samples, channels, length, filters, width."""
+BROKEN = [False, False, False, True] + [True] * 4
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -54,12 +55,12 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def broken(device: str) -> list[bool]:
-    """Which results are not numbers when one word of one sample is not."""
+    """Which results are not numbers when one word of the second sample and the bias of the last filter are not."""
     from aedfl.training.line import line_max
 
-    x, weight = torch.ones(1, 2, 3, 90, device=device), torch.ones(1, 4, 3, 2, device=device)
-    x[0, 1, 2, 80] = torch.nan
-    return line_max(x, weight, None).isnan().flatten().tolist()  # type: ignore[no-any-return]
+    x, weight, bias = (torch.ones(size, device=device) for size in ((1, 2, 3, 90), (1, 4, 3, 2), (1, 4)))
+    x[0, 1, 2, 80] = bias[0, 3] = torch.nan
+    return line_max(x, weight, bias).isnan().flatten().tolist()  # type: ignore[no-any-return]
 
 
 def shared(device: str) -> dict[str, float]:
@@ -82,11 +83,22 @@ def shared(device: str) -> dict[str, float]:
     return {name: _error(*pair) for name, pair in zip(("table", "weight"), pairs, strict=True)}
 
 
+def refuses_short_lines(device: str) -> bool:
+    from aedfl.training.line import line_max
+
+    try:
+        line_max(torch.ones(1, 2, 3, 4, device=device), torch.ones(1, 4, 3, 5, device=device), None)
+    except ValueError as error:
+        return "4 places is shorter than a filter of 5" in str(error)
+    return False
+
+
 def interpreted() -> dict[str, dict[str, float]]:
     """All of the above in Triton's interpreter, if `TRITON_INTERPRET=1` was set before Triton was imported."""
     torch.backends.cudnn.allow_tf32 = False
     found = {f"{case}, turned={turned}": errors(case, "cpu", turned) for case in CASES for turned in (False, True)}
-    assert broken("cpu") == [False] * 4 + [True] * 4
+    assert broken("cpu") == BROKEN
+    assert refuses_short_lines("cpu")
     return found | {"no bias": errors("textcnn", "cpu", biased=False), "shared": shared("cpu")}
 
 

@@ -23,10 +23,11 @@ def error(name: str) -> float:
     with patch("aedfl.training.grouped.has_kernels", lambda device: True):
         found = GroupedTrainer(task).train(plan, given)
     alone = SequentialTrainer(task).train(plan, given)
-    return max(
-        float((one.vector - other.vector).norm() / (other.vector - job.vector).norm())
+    apart = [
+        (one.vector - other.vector).norm() / (other.vector - job.vector).norm()
         for one, other, job in zip(found, alone, given, strict=True)
-    )
+    ]
+    return float(torch.stack(apart).max())
 
 
 if __name__ == "__main__":

@@ -126,3 +126,35 @@ def test_a_relu_beside_another_user_of_the_pooling_stays_on_its_own() -> None:
 
     stacked = Stacked.of(Both())
     assert stacked is not None and not stacked.pools and not stacked.relus
+
+
+class Line(nn.Module):
+    """A convolution over a line, something after it, and the maximum over all places."""
+
+    def __init__(self, middle: nn.Module, stride: int = 1, keep: bool = False, again: bool = False) -> None:
+        super().__init__()
+        self.conv, self.relu, self.out = nn.Conv1d(3, 4, 2, stride), middle, nn.Linear(4, 2)
+        self.keep, self.again = keep, again
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.relu(self.conv(x))
+        most = found.amax(2, keepdim=True).flatten(1) if self.keep else found.amax(2)
+        return self.out(most + found.mean(2) if self.again else most)  # type: ignore[no-any-return]
+
+
+def test_convolution_relu_and_maximum_over_a_line_are_one() -> None:
+    stacked = Stacked.of(Line(nn.ReLU()))
+    assert stacked is not None and list(stacked.lines.values()) == ["conv"] and len(stacked.passed) == 2
+    stacked = Stacked.of(built_in("textcnn").module)
+    assert stacked is not None and sorted(stacked.lines.values()) == ["convs.0", "convs.1", "convs.2"]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [Line(nn.LeakyReLU(0.3)), Line(nn.Tanh()), Line(nn.ReLU(), stride=2), Line(nn.ReLU(), keep=True),
+     Line(nn.ReLU(), again=True)],
+    ids=["another function by that name", "tanh", "stride", "kept dimension", "used twice"],
+)  # fmt: skip
+def test_what_only_looks_like_that_stays_as_it_is(module: nn.Module) -> None:
+    stacked = Stacked.of(module)
+    assert stacked is not None and not stacked.lines and not stacked.passed

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..report.comparison import Column
-from .plan import FIRST_SEED, Cell, Target, Tuned, Wish, cells, setting, target, targets, title
+from .plan import FIRST_SEED, Target, Tuned, Wish, cells, setting, target, targets, title
 from .records import Store, key_of
 from .standing import COLUMNS, TIME95, Row, Standing, records_of, seeds_in_words, standing
 from .tables import NOT_REACHED, NOT_RUN, Grid, Text, markdown
@@ -89,17 +89,27 @@ def report(store: Store, tuned: Mapping[str, Tuned]) -> list[str]:
         lines.append(base.title)
         for name in base.settings:
             one = gap(base, name, store)
-            old = [cell for cell in cells(base, Wish(settings=(name,)), tuned) if _outdated(store, cell)]
-            stale = f", {len(old)} of them of another config" if old else ""
+            old = _outdated(base, name, store, tuned)
+            stale = f", {old} of them of another config" if old else ""
             lines.append(f"  {setting(name).title}: {one.of - one.missing} of {one.of} cells done{stale}")
             lines += [f"    {one.command}"] if one.missing or old else []
     return lines
 
 
-def _outdated(store: Store, cell: Cell) -> bool:
-    """Whether what a table shows is of another config: a run before tuning stands there until the tuned one is done."""
-    record = store.get(cell.key) or store.get(replace(cell.key, tuned=False))
-    return record is not None and record["config"] != cell.identity
+def _outdated(base: Target, name: str, store: Store, tuned: Mapping[str, Tuned]) -> int:
+    """Records that the target shows, but of another config than it would run now: before tuning, for one thing."""
+    wish = Wish(settings=(name,))
+    wanted = {(cell.key.method, cell.key.changes, cell.key.seed): cell.identity for cell in cells(base, wish, tuned)}
+    shown = [
+        record
+        for swept in base.values.values()
+        for method in base.methods
+        for record in records_of(base, store, name, method, swept, Wish())
+    ]
+    return sum(
+        record["config"] != wanted.get((record["method"], tuple(record["changes"]), record["seed"]), record["config"])
+        for record in shown
+    )
 
 
 def _leaders(store: Store) -> Grid:
@@ -188,9 +198,9 @@ def _missing(found: Sequence[Gap]) -> str:
 def _unfinished(store: Store) -> str:
     lines = []
     for record in sorted(store, key=lambda r: (r["setting"], r["method"], r["seed"], r["changes"])):
-        label = key_of(record)
+        label, end = key_of(record), Wish().end(record["setting"], targets().get(record["target"]))
         if "error" in record:
             lines.append(f"- {label}: {record['error']}\n")
-        elif not record["complete"] and record["reached"] < Wish().end(record["setting"], target(record["target"])):
+        elif not record["complete"] and record["reached"] < end:
             lines.append(f"- {label}: {record['reached']:,.0f} of {record['until']:,.0f} s\n")
     return "".join(lines) or "None among the records.\n"

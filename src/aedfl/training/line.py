@@ -55,7 +55,7 @@ def _most(
         most = tl.maximum(most, highest)
     if BIAS:
         most += tl.load(bias + model * F + f, f < F, 0.0)
-    found = tl.where(broken > 0, float("nan"), tl.maximum(most, 0.0))
+    found = tl.where((broken > 0) | (most != most), float("nan"), tl.maximum(most, 0.0))
     to = (model * samples + sample) * F + f
     tl.store(y + to, found.to(y.dtype.element_ty), f < F)
     tl.store(where + to, tl.where(most > 0, place, -1), f < F)
@@ -72,7 +72,7 @@ def _by_weight(
     total = tl.zeros((CB,), tl.float32)
     slopes = 0.0
     for s0 in range(0, samples, SB):
-        s = s0 + tl.arange(0, SB)
+        s = (s0 + tl.arange(0, SB)).to(tl.int64)
         at = (model * samples + s) * F + f
         place = tl.load(where + at, s < samples, -1)
         slope = tl.where(place >= 0, tl.load(g + at, s < samples, 0.0).to(tl.float32), 0.0)
@@ -115,6 +115,8 @@ class _LineMax(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         models, samples, channels, length = x.shape
         filters, width = weight.shape[1], weight.shape[3]
+        if length < width:
+            raise ValueError(f"a line of {length} places is shorter than a filter of {width}")
         turned = weight.permute(0, 3, 2, 1).contiguous()
         bias = None if bias is None else bias.contiguous()
         y = x.new_empty(models, samples, filters)

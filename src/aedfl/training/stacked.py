@@ -140,7 +140,9 @@ class Stacked:
         return type(layer) is nn.Conv1d and _plain(layer) and layer.stride == (1,) and layer.padding == (0,)
 
     def _is_relu(self, node: fx.Node) -> bool:
-        return type(self.layers.get(str(node.target))) is nn.ReLU or _name(node) == "relu"
+        if node.op == "call_module":
+            return type(self.layers[str(node.target)]) is nn.ReLU
+        return _name(node) == "relu"
 
     def _normed(self, node: fx.Node) -> bool:
         layer = self.layers.get(str(node.target))
