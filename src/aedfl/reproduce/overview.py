@@ -98,18 +98,15 @@ def report(store: Store, tuned: Mapping[str, Tuned]) -> list[str]:
 
 def _outdated(base: Target, name: str, store: Store, tuned: Mapping[str, Tuned]) -> int:
     """Records that the target shows, but of another config than it would run now: before tuning, for one thing."""
-    wish = Wish(settings=(name,))
-    wanted = {(cell.key.method, cell.key.changes, cell.key.seed): cell.identity for cell in cells(base, wish, tuned)}
-    shown = [
-        record
+    planned = cells(base, Wish(settings=(name,)), tuned)
+    wanted = {(cell.key.method, cell.key.changes, cell.key.seed): cell.identity for cell in planned}
+    shown = {
+        (method, tuple(record["changes"]), record["seed"]): record["config"]
         for swept in base.values.values()
         for method in base.methods
         for record in records_of(base, store, name, method, swept, Wish())
-    ]
-    return sum(
-        record["config"] != wanted.get((record["method"], tuple(record["changes"]), record["seed"]), record["config"])
-        for record in shown
-    )
+    }
+    return sum(shown[key] != wanted[key] for key in shown.keys() & wanted.keys())
 
 
 def _leaders(store: Store) -> Grid:

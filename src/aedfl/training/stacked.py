@@ -222,9 +222,7 @@ def _plain(layer: Any) -> bool:
 
 def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act:
     """A convolution over a line is one over an image of height 1."""
-    images = x.as_images()
-    if torch.is_autocast_enabled(images.device.type):
-        images = images.to(torch.get_autocast_dtype(images.device.type))
+    images = _cast(x.as_images())
     line = isinstance(layer, nn.Conv1d)
     if line:
         images = images.unsqueeze(2)
@@ -240,10 +238,13 @@ def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act
 
 
 def _kernel_line(weight: Tensor, bias: Tensor | None, x: Act) -> Act:
-    rows = x.as_rows()
-    if torch.is_autocast_enabled(rows.device.type):
-        rows = rows.to(torch.get_autocast_dtype(rows.device.type))
-    return x.to_rows(kernels().line_max(rows, weight, bias))
+    return x.to_rows(kernels().line_max(_cast(x.as_rows()), weight, bias))
+
+
+def _cast(data: Tensor) -> Tensor:
+    """As autocast, which knows nothing of our kernels, would have it."""
+    kind = data.device.type
+    return data.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else data
 
 
 def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
