@@ -20,6 +20,7 @@ from .training.flat import FlatModule
 
 if TYPE_CHECKING:
     from .sparsity import ChannelGroups
+    from .training.fused import Fusion
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _EXAMPLE_LOSSES: dict[Any, Callable[..., Tensor]] = {
@@ -114,6 +115,12 @@ class Task:
     def channels_last(self) -> bool:
         """True where a CPU trains faster with the channels of a pixel side by side, and the module allows it."""
         return self.device.type == "cpu" and traits.likes_channels_last(self.module, self._few())
+
+    def forward(self, module: nn.Module, fusion: Fusion | None) -> Callable[[Tensor], Tensor]:
+        """How a module with this task's layers is run: with its layers fused where they can be."""
+        if fusion is not None or not self.channels_last:
+            return module if fusion is None else fusion.apply(module)
+        return lambda x: module(traits.channels_last(x))
 
     def _few(self) -> Tensor:
         return self.gather(torch.arange(min(2, len(self.dataset.train))))[0]

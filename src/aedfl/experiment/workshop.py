@@ -273,24 +273,24 @@ def _equip(
     torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
     torch.backends.cudnn.deterministic = True  # a run gives the same record again
     task = Task(module, dataset, loss, metric, device)
-    return Bench(task, _trainer(engine.trainer, task, workers, engine.precision == "bf16"), Evaluator(task))
+    return Bench(task, _trainer(engine, task, workers), Evaluator(task, engine.kernels))
 
 
-def _trainer(name: str, task: Task, workers: int, bf16: bool) -> Trainer:
+def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
     """`auto`: many models at once on a GPU, and on a CPU unless there are convolutions of some size, which lose there.
 
     Many at once means grouped layers on a GPU where all of them are known, else `vmap`; what neither can do is
     trained one by one.
     """
-    gpu = task.device.type == "cuda"
+    name, gpu = engine.trainer, task.device.type == "cuda"
     if name == "auto":
         convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
         name = "sequential" if convolutions and not gpu and task.macs > SMALL else "batched"
     if name == "batched" and gpu and grouped.supports(task):
-        return grouped.GroupedTrainer(task, bf16)
+        return grouped.GroupedTrainer(task, engine.precision == "bf16", engine.kernels)
     if name == "batched" and batched.supports(task):
         return batched.BatchedTrainer(task)
-    return SequentialTrainer(task, workers)
+    return SequentialTrainer(task, workers, engine.kernels)
 
 
 def _lookahead(devices: int, device: torch.device) -> int:

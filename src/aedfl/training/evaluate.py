@@ -15,9 +15,10 @@ from torch.func import functional_call, vmap
 from ..task import Task
 from ..transfer import Later, arriving, sent
 from .dropout import dropouts
+from .fused import Fusion
 from .plan import Indices
 from .stacked import Act, Stacked, has_kernels
-from .traits import PROCESS, channels_last, widest
+from .traits import PROCESS, widest
 
 CHUNK = 1000
 """Samples that go through a model at once."""
@@ -55,9 +56,12 @@ def scores(table: Tensor) -> Later[Scores]:
 class Evaluator(Scorer):
     """Scores vectors; models in evaluation mode, the rest of the task as in training."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, kernels: bool = True) -> None:
         self.task = task
+        cpu = task.device.type == "cpu"
+        self.fast = kernels and has_kernels(task.device)
         self.flat = task.make_evaluation_module()
+        self.forward = task.forward(self.flat.module, Fusion.of(self.flat.module) if cpu and kernels else None)
         plain = task.layout.size == task.layout.parameters
         self.stacked = Stacked.of(self.flat.module) if plain and not dropouts(self.flat.module) else None
 
@@ -80,8 +84,7 @@ class Evaluator(Scorer):
         total = torch.zeros(2, dtype=torch.float64, device=self.task.device)
         for part in _parts(rows, CHUNK):
             x, y = self._gather(part, test)
-            x = channels_last(x) if self.task.channels_last else x
-            total += self._sums(self.flat.module(x), y)
+            total += self._sums(self.forward(x), y)
         return total
 
     def _many(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Tensor:
@@ -102,7 +105,7 @@ class Evaluator(Scorer):
             return vmap(lambda v: functional_call(module, self.task.layout.views(v), (x,)))(stack)  # type: ignore[no-any-return]
         count, images = len(stack), self.stacked.wants_images
         same = x.unsqueeze(1).expand(-1, count, *x.shape[1:]).flatten(1, 2) if images else x.expand(count, *x.shape)
-        inputs = Act(same, count, images, has_kernels(self.task.device))
+        inputs = Act(same, count, images, self.fast)
         return self.stacked(self.task.layout.batched_views(stack), inputs, stack[:, 0])
 
     def _all_sums(self, outputs: Tensor, target: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -16,8 +17,8 @@ from ..sparsity.physical import shrink
 from ..task import Task
 from .dropout import Dropout
 from .flat import FlatModule
+from .fused import Fusion
 from .plan import Plan, TrainJob, TrainResult, batches
-from .traits import channels_last
 
 REMEMBERED = 64
 """Shrunk networks that a worker keeps."""
@@ -30,9 +31,11 @@ class SequentialTrainer:
     A module that draws random numbers from torch's global generator is trained by one worker alone.
     """
 
-    def __init__(self, task: Task, workers: int = 1) -> None:
+    def __init__(self, task: Task, workers: int = 1, kernels: bool = True) -> None:
         self.task = task
-        self.workers = 1 if task.draws_randomness or task.device.type != "cpu" else max(1, workers)
+        cpu = task.device.type == "cpu"
+        self.fusion = Fusion.of(deepcopy(task.module).train()) if cpu and kernels else None
+        self.workers = 1 if task.draws_randomness or not cpu else max(1, workers)
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(self.workers, "train") if self.workers > 1 else None
 
@@ -43,7 +46,7 @@ class SequentialTrainer:
 
     def _worker(self) -> _Worker:
         if not hasattr(self._local, "worker"):
-            self._local.worker = _Worker(self.task)
+            self._local.worker = _Worker(self.task, self.fusion)
         worker: _Worker = self._local.worker
         return worker
 
@@ -51,9 +54,10 @@ class SequentialTrainer:
 class _Worker:
     """The loop over a job's mini-batches, on modules that no other thread uses."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, fusion: Fusion | None = None) -> None:
         self.task = task
-        self._full = _Trainable(task.module, task)
+        self.fusion = fusion
+        self._full = _Trainable(task.module, task, fusion)
         self._smaller: OrderedDict[bytes, tuple[_Trainable, Tensor]] = OrderedDict()
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
@@ -78,7 +82,7 @@ class _Worker:
         key = units.numpy(force=True).tobytes()
         if key not in self._smaller:
             small = shrink(self.task.module, self.task.groups, self.task.start.to(self.task.device), units)
-            self._smaller[key] = _Trainable(small.module, self.task), small.index
+            self._smaller[key] = _Trainable(small.module, self.task, self.fusion), small.index
         self._smaller.move_to_end(key)
         if len(self._smaller) > REMEMBERED:
             self._smaller.popitem(last=False)
@@ -88,11 +92,11 @@ class _Worker:
 class _Trainable:
     """One module, whole or shrunk, with the loop over a job's mini-batches."""
 
-    def __init__(self, module: nn.Module, task: Task) -> None:
+    def __init__(self, module: nn.Module, task: Task, fusion: Fusion | None) -> None:
         self.task = task
         self.layout = Layout.of(module)
         self.flat = FlatModule(module, self.layout, task.device)
-        self.flat.module.train()
+        self.forward = task.forward(self.flat.module.train(), fusion)
         self.dropouts = [m for m in self.flat.module.modules() if isinstance(m, Dropout)]
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
@@ -131,9 +135,8 @@ class _Trainable:
         for layer in self.dropouts:
             layer.key = torch.tensor(key, device=self.task.device)
         x, y = self.task.gather(rows.to(self.task.device))
-        x = channels_last(x) if self.task.channels_last else x
         self.flat.gradient.zero_()
-        loss = self.task.loss(self.flat.module(x), y)
+        loss = self.task.loss(self.forward(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

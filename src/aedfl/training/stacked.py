@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout, keep
+from .traced import halves, is_relu, layer_of, name_of, only_user, plain, trace
 
 Named = dict[str, Tensor]
 """Parameters by name, each with a leading N."""
@@ -56,12 +57,6 @@ class Act:
         return Act(data, self.count, False, self.fast)
 
 
-POOLING: dict[str, Any] = {
-    "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False,
-}  # fmt: skip
-"""Arguments of a pooling in their order, with their defaults."""
-
-
 @cache
 def kernels() -> Any:
     """The module of GPU kernels, or None where Triton is not installed."""
@@ -77,11 +72,6 @@ def has_kernels(device: torch.device) -> bool:
     return device.type == "cuda" and kernels() is not None
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
-        return isinstance(m, Dropout) or super().is_leaf_module(m, name)
-
-
 class Stacked:
     """Call it with named parameters [N, ...], inputs as an activation, and dropout keys [N]; gives rows [N, B, …]."""
 
@@ -95,14 +85,14 @@ class Stacked:
         """What no node after this one needs."""
         first = next(iter(self.start.users))
         self.wants_images = first.op == "call_module" and isinstance(self.layers[str(first.target)], nn.Conv2d)
-        relus = [node for node in self.nodes if self._is_relu(node)]
-        before = {relu: user for relu in relus if (user := _only_user(relu)) and self._halves(user)}
-        after = {relu: node for relu in relus if _only_user(node := relu.all_input_nodes[0])}
-        self.pools = {*before.values(), *(node for node in after.values() if self._halves(node))}
+        relus = [node for node in self.nodes if is_relu(node, self.layers)]
+        before = {relu: user for relu in relus if (user := only_user(relu)) and halves(user, self.layers)}
+        after = {relu: node for relu in relus if only_user(node := relu.all_input_nodes[0])}
+        self.pools = {*before.values(), *(node for node in after.values() if halves(node, self.layers))}
         self.norms = {node for node in after.values() if self._normed(node)}
         """Poolings and norms that take the ReLU before or after them along."""
         self.relus = {*before, *(relu for relu, node in after.items() if node in self.pools | self.norms)}
-        found = {user: relu for relu in after if (user := _only_user(relu)) and _is_line_max(user)}
+        found = {user: relu for relu in after if (user := only_user(relu)) and _is_line_max(user)}
         lines = {most: after[relu] for most, relu in found.items() if self._slides(after[relu])}
         self.lines = {most: str(conv.target) for most, conv in lines.items()}
         """Maxima over a line, after a ReLU after a convolution, with the name of that: all three are one kernel."""
@@ -112,37 +102,13 @@ class Stacked:
     @classmethod
     def of(cls, module: nn.Module) -> Stacked | None:
         """The stacked form of a module, or None if some part of it is not known here."""
-        try:
-            graph = _Tracer().trace(module)
-        except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError):
-            return None
-        layers = dict(module.named_modules())
-        known = all(_known(node, layers) for node in graph.nodes)
-        inputs = sum(node.op == "placeholder" for node in graph.nodes)
-        return cls(module, graph) if known and inputs == 1 else None
-
-    def _halves(self, node: fx.Node) -> bool:
-        """True for a pooling of 2 by 2 without more."""
-        layer = self.layers.get(str(node.target)) if node.op == "call_module" else None
-        if type(layer) is nn.MaxPool2d:
-            asked = {name: getattr(layer, name) for name in POOLING}
-        elif node.op == "call_function" and _name(node) in ("max_pool2d", "boolean_dispatch"):
-            asked = POOLING | dict(zip(POOLING, node.args[1:], strict=False)) | dict(node.kwargs)
-        else:
-            return False
-        asked["stride"] = asked["stride"] or asked["kernel_size"]
-        pairs = {(size, size) if isinstance(size, int) else size for size in (asked["kernel_size"], asked["stride"])}
-        return pairs == {(2, 2)} and all(asked[name] == POOLING[name] for name in tuple(POOLING)[2:])
+        graph, layers = trace(module), dict(module.named_modules())
+        return cls(module, graph) if graph and all(known(node, layers) for node in graph.nodes) else None
 
     def _slides(self, node: fx.Node) -> bool:
         """True for a convolution over a line, step by step and without padding."""
-        layer = self.layers.get(str(node.target)) if node.op == "call_module" else None
-        return type(layer) is nn.Conv1d and _plain(layer) and layer.stride == (1,) and layer.padding == (0,)
-
-    def _is_relu(self, node: fx.Node) -> bool:
-        if node.op == "call_module":
-            return type(self.layers[str(node.target)]) is nn.ReLU
-        return _name(node) == "relu"
+        layer = layer_of(node, self.layers)
+        return type(layer) is nn.Conv1d and plain(layer) and layer.stride == (1,) and layer.padding == (0,)
 
     def _normed(self, node: fx.Node) -> bool:
         layer = self.layers.get(str(node.target))
@@ -171,35 +137,27 @@ class Stacked:
                 layer = self.layers[str(node.target)]
                 values[node] = _layer(layer, str(node.target), named, args[0], keys)
             else:
-                values[node] = FUNCTIONS[_name(node)](*args, **kwargs)
+                values[node] = FUNCTIONS[name_of(node)](*args, **kwargs)
             for need in self.spent[node]:
                 del values[need]
         result: Tensor = values[self.result].as_rows()
         return result
 
 
-def _known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
+def known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         layer = layers[str(node.target)]
-        plain = not isinstance(layer, nn.Conv1d | nn.Conv2d) or layer.padding_mode == "zeros"
-        return type(layer) in LAYERS and plain
+        framed = not isinstance(layer, nn.Conv1d | nn.Conv2d) or layer.padding_mode == "zeros"
+        return type(layer) in LAYERS and framed
     if node.op in ("call_function", "call_method"):
-        return _name(node) in FUNCTIONS
+        return name_of(node) in FUNCTIONS
     return node.op in ("placeholder", "output")
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _is_line_max(node: fx.Node) -> bool:
     """True for a maximum over the last dimension of [batch, channels, places]."""
     dims = node.args[1:] if len(node.args) > 1 else (node.kwargs.get("dim"),)
-    return _name(node) == "amax" and dims in ((2,), (-1,)) and not node.kwargs.get("keepdim")
-
-
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name_of(node) == "amax" and dims in ((2,), (-1,)) and not node.kwargs.get("keepdim")
 
 
 def _layer(layer: nn.Module, name: str, named: Named, x: Act, keys: Tensor) -> Act:
@@ -207,17 +165,13 @@ def _layer(layer: nn.Module, name: str, named: Named, x: Act, keys: Tensor) -> A
 
 
 def _conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) -> Act:
-    if x.fast and _plain(layer):
+    if x.fast and plain(layer):
         return _kernel_conv(layer, weight, bias, x)
     run = F.conv2d if isinstance(layer, nn.Conv2d) else F.conv1d
     flat = None if bias is None else bias.flatten()
     groups = x.count * layer.groups
     data = run(x.as_images(), weight.flatten(0, 1), flat, layer.stride, layer.padding, layer.dilation, groups)
     return x.to_images(data)
-
-
-def _plain(layer: Any) -> bool:
-    return layer.groups == 1 and not isinstance(layer.padding, str) and set(layer.dilation) == {1}
 
 
 def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act:

@@ -1,0 +1,70 @@
+"""Modules traced by `torch.fx`, and what is to be seen in a trace: which layers follow which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from .dropout import Dropout
+
+Layers = Mapping[str, nn.Module]
+"""The modules of a network by their names in a trace."""
+
+POOLING: dict[str, Any] = {
+    "kernel_size": None, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False,
+}  # fmt: skip
+"""Arguments of a pooling in their order, with their defaults."""
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+        return isinstance(m, Dropout) or super().is_leaf_module(m, name)
+
+
+def trace(module: nn.Module) -> fx.Graph | None:
+    """What a module does to its one input, or None if that depends on more than its layers."""
+    try:
+        graph = _Tracer().trace(module)
+    except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError):
+        return None
+    return graph if sum(node.op == "placeholder" for node in graph.nodes) == 1 else None
+
+
+def name_of(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def layer_of(node: fx.Node, layers: Layers) -> nn.Module | None:
+    return layers.get(str(node.target)) if node.op == "call_module" else None
+
+
+def only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def is_relu(node: fx.Node, layers: Layers) -> bool:
+    if node.op == "call_module":
+        return type(layer_of(node, layers)) is nn.ReLU
+    return node.op in ("call_function", "call_method") and name_of(node) == "relu"
+
+
+def halves(node: fx.Node, layers: Layers) -> bool:
+    """True for a pooling of 2 by 2 without more."""
+    layer = layer_of(node, layers)
+    if type(layer) is nn.MaxPool2d:
+        asked = {name: getattr(layer, name) for name in POOLING}
+    elif node.op == "call_function" and name_of(node) in ("max_pool2d", "boolean_dispatch"):
+        asked = POOLING | dict(zip(POOLING, node.args[1:], strict=False)) | dict(node.kwargs)
+    else:
+        return False
+    asked["stride"] = asked["stride"] or asked["kernel_size"]
+    pairs = {(size, size) if isinstance(size, int) else size for size in (asked["kernel_size"], asked["stride"])}
+    return pairs == {(2, 2)} and all(asked[name] == POOLING[name] for name in tuple(POOLING)[2:])
+
+
+def plain(layer: Any) -> bool:
+    """True for a convolution of all channels with all filters, without gaps, zeros around."""
+    dense = layer.groups == 1 and set(layer.dilation) == {1}
+    return dense and not isinstance(layer.padding, str) and layer.padding_mode == "zeros"
