@@ -97,6 +97,26 @@ def test_the_best_at_the_end_is_frozen_and_used(tmp_path: Path) -> None:
     assert found.config.data.validation == 0
 
 
+def further(method: str, best: int, accuracies: list[float]) -> dict[str, object]:
+    """The record of the trial after the others, where the one of that number was the best."""
+    content = {"methods": {method: {"best": tune.trials("cifar10-lenet", method, 4)[best]}}}
+    (planned,) = tune.plan_further("cifar10-lenet", [method], content, Wish())
+    made = record(method, accuracies, seed=tune.seed(), target="tune", until=1000.0)
+    return {**made, "changes": list(planned.key.changes), "config": planned.identity}
+
+
+def test_the_best_is_tried_once_more_and_that_counts_when_all_methods_have_had_it(tmp_path: Path) -> None:
+    four = [trial(method, i, [0.1, 0.2, 0.5 if i == 1 else 0.3]) for method in ("fedprox", "fedbuff") for i in range(4)]
+    best = {method: tune.trials("cifar10-lenet", method, 4)[1] for method in ("fedprox", "fedbuff")}
+    assert freeze(tmp_path, *four, further("fedprox", 1, [0.6, 0.6, 0.6])) == best
+    chosen = freeze(tmp_path, further("fedbuff", 1, [0.1, 0.1, 0.1]))
+    assert chosen == {**best, "fedprox": {**best["fedprox"], "training.weight_decay": 0.01}}
+    again = json.loads((tmp_path / "cifar10-lenet.json").read_text())["methods"]
+    assert again["fedprox"]["best"] == best["fedprox"] and again["fedbuff"]["further"]["accuracy"] == pytest.approx(0.1)
+    found = cell("cifar10-lenet", "fedprox", FIRST_SEED, Wish(), (), "table2", tune.frozen(tmp_path)["cifar10-lenet"])
+    assert found.config.training.weight_decay == 0.01
+
+
 def test_nothing_is_chosen_before_all_trials_are_there(tmp_path: Path) -> None:
     three = [trial("fedprox", i, [0.1, 0.2, 0.3]) for i in range(3)]
     assert freeze(tmp_path, *three) == {"fedprox": None}

@@ -225,7 +225,10 @@ def tune(
     store = Store(folder)
     sitting = Sitting(store, _say, clock, at_once, checkpoints)
     try:
-        sitting.run(tuning.plan(setting, wish.methods or tuning.methods(), trials, wish))
+        tried = wish.methods or tuning.methods()
+        sitting.run(tuning.plan(setting, tried, trials, wish))
+        first = tuning.freeze(setting, store, wish.end(setting), trials, wish)
+        sitting.run(tuning.plan_further(setting, tried, first, wish))
     except KeyboardInterrupt:
         raise Interrupted("finished trials are kept; go on by the same command") from None
     finally:

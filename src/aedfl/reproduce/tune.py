@@ -53,16 +53,24 @@ def seed() -> int:
 
 def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]:
     """All trials of a setting, measured on a share of the training data."""
-    return [
-        Cell(
-            _key(name, method, keys, wish),
-            configure(name, method, seed(), keys, _set_aside(wish), wish),
-            TARGET,
-            shlex.join(["aedfl", "reproduce", TARGET, name, "--methods", method, *wish.options]),
-        )
-        for method in chosen
-        for keys in trials(name, method, count)
-    ]
+    return [_cell(name, method, keys, wish) for method in chosen for keys in trials(name, method, count)]
+
+
+def plan_further(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
+    """One trial more of each method whose best is known from those of `plan`."""
+    known = {method: content["methods"].get(method, {}).get("best") for method in chosen}
+    return [_cell(name, method, {**best, **_further()}, wish) for method, best in known.items() if best is not None]
+
+
+def _further() -> dict[str, Any]:
+    """The keys of the trial that comes after the others."""
+    return dict(_grid()["further"])
+
+
+def _cell(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Cell:
+    config = configure(name, method, seed(), keys, _set_aside(wish), wish)
+    command = shlex.join(["aedfl", "reproduce", TARGET, name, "--methods", method, *wish.options])
+    return Cell(_key(name, method, keys, wish), config, TARGET, command)
 
 
 def _set_aside(wish: Wish) -> tuple[str, ...]:
@@ -83,7 +91,9 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
         end = until if reached < ENOUGH * until else min(until, reached)
         outcomes = [_outcome(keys, store, key, end) for keys, key in tried]
         if any(one["reached"] for one in outcomes):
-            found[method] = {"until": end, "chosen": choose(outcomes), "trials": outcomes}
+            best = choose(outcomes)
+            found[method] = {"until": end, "chosen": best, "best": best, "trials": outcomes}
+    _go_further(name, found, store, wish)
     head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
     content = {**head, "until": until, "trials": count, "methods": found}
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -91,6 +101,17 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
     partial.write_text(json.dumps(content, indent=2) + "\n")
     partial.replace(store.folder / f"{name}.json")
     return content
+
+
+def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None:
+    """Adds the trial after the others; it may be chosen once all methods have theirs, so that nobody has more."""
+    for method, one in found.items():
+        if one["best"] is not None:
+            keys = {**one["best"], **_further()}
+            one["further"] = _outcome(keys, store, _key(name, method, keys, wish), one["until"])
+    if all(one.get("further", {}).get("accuracy") is not None for one in found.values()):
+        for one in found.values():
+            one["chosen"] = choose([*one["trials"], one["further"]])
 
 
 def freeze_again(name: str, store: Store) -> dict[str, Any]:
