@@ -59,12 +59,12 @@ def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]
 def plan_further(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
     """One trial more of each method whose best is known from those of `plan`."""
     known = {method: content["methods"].get(method, {}).get("best") for method in chosen}
-    return [_cell(name, method, {**best, **_further()}, wish) for method, best in known.items() if best is not None]
+    return [_cell(name, method, _further(method, best), wish) for method, best in known.items() if best is not None]
 
 
-def _further() -> dict[str, Any]:
+def _further(method: str, best: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the trial that comes after the others."""
-    return dict(_grid()["further"])
+    return {**best, **_grid()["further"], **_grid()["further_of"].get(method, {})}
 
 
 def _cell(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Cell:
@@ -107,7 +107,7 @@ def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> N
     """Adds the trial after the others; it may be chosen once all methods have theirs, so that nobody has more."""
     for method, one in found.items():
         if one["best"] is not None:
-            keys = {**one["best"], **_further()}
+            keys = _further(method, one["best"])
             one["further"] = _outcome(keys, store, _key(name, method, keys, wish), one["until"])
     if all(one.get("further", {}).get("accuracy") is not None for one in found.values()):
         for one in found.values():
