@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from aedfl import models
+from aedfl import models, native
 from aedfl.training import fused as place
-from aedfl.training import native
 from aedfl.training.evaluate import Evaluator
 from aedfl.training.fused import ConvPool, Fusion, conv_pool
 from aedfl.training.sequential import SequentialTrainer

@@ -19,6 +19,7 @@ from ..graph import Job, Op
 from ..placement import parts
 from ..replay import copies, replayed
 from ..transfer import sent
+from . import direct
 from .baseline import advantage, remember
 from .features import selector_features
 from .merge import merge
@@ -104,13 +105,15 @@ class Merge(Op):
         if self.dynamic:
             tables += torch.stack(since), _losses(losses, device), _rows(control, 1.0)
         (weights,) = replayed(self, self._weigh, *tables)
-        results: list[tuple[Tensor, ...]] = []
+        shares = _cut([len(job) for job in vectors], weights.float())
+        if direct.possible(vectors, masks):
+            return list(zip(direct.merge_each(vectors, masks, weights), shares, strict=True))
+        results: list[Tensor] = []
         for part in _chunks(vectors):
             slots = weights.shape[1]
             merged = merge(_stack(vectors[part], slots), _held(masks[part], vectors[part], slots), weights[part])
-            shares = _cut([len(job) for job in vectors[part]], weights[part].float())
-            results += zip(copies(merged.unbind()), shares, strict=True)
-        return results
+            results += copies(merged.unbind())
+        return list(zip(results, shares, strict=True))
 
     def _weigh(
         self, numbers: Tensor, chosen: Tensor, since: Tensor | None = None, losses: Tensor | None = None,
@@ -184,17 +187,24 @@ class Learn(Op):
         return list(zip(new_control, copies(moved.unbind()), remembered.unbind(), strict=True))
 
     def _control(self, control: Any, last: list[Any], gradient: Any) -> Sequence[Tensor]:
-        vectors, masks, weights, merged = last[:4]
-        slopes: list[Tensor] = []
-        width = max(len(job) for job in vectors)
         now = _rows(control, 1.0)
+        (found,) = replayed((self, "control"), self._stepped, now, self._slopes(now, last, gradient))
+        return _cut([old.shape[0] for old in control], found)
+
+    def _slopes(self, control: Tensor, last: list[Any], gradient: Any) -> Tensor:
+        """The derivative by every control parameter [B, M+1]."""
+        vectors, masks, weights, merged = last[:4]
+        width = max(len(job) for job in vectors)
+        if self.derivative == "exact" and direct.possible(vectors, masks):
+            shares = _rows(weights, width=width)
+            return direct.slopes_each(gradient, vectors, masks, shares, merged) / control.double()
+        slopes: list[Tensor] = []
         for part in _chunks(vectors):
             stack, held = _stack(vectors[part], width), _held(masks[part], vectors[part], width)
             shares, result = _rows(weights[part], width=width), torch.stack(merged[part])
             slope = torch.stack(gradient[part])
-            slopes.append(control_gradient(slope, stack, shares, now[part], held, result, self.derivative))
-        (found,) = replayed((self, "control"), self._stepped, now, torch.cat(slopes))
-        return _cut([old.shape[0] for old in control], found)
+            slopes.append(control_gradient(slope, stack, shares, control[part], held, result, self.derivative))
+        return torch.cat(slopes)
 
     def _stepped(self, control: Tensor, slopes: Tensor) -> tuple[Tensor]:
         return (control_step(control, slopes, self.rate, self.step),)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 
-from .native import Shape, library
+from ..native import Shape, library, pointer
 from .stacked import known
 from .traced import halves, is_relu, layer_of, only_user, plain, trace
 
@@ -48,8 +48,7 @@ class _ConvPool(torch.autograd.Function):
 
 
 def _called(kernel: Any, shape: Shape, *tensors: Tensor | None) -> None:
-    pointers = [None if tensor is None else ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
-    if not kernel(ctypes.byref(shape), *pointers):
+    if not kernel(ctypes.byref(shape), *map(pointer, tensors)):
         raise MemoryError("no memory for a convolution")
 
 

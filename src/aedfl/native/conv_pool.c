@@ -1,0 +1,400 @@
+/* relu(max_pool2d(conv2d(x, w, b), 2)) on one thread, and its gradients.
+ *
+ * What is left of four answers of a filter is the largest one, and nothing of it if it is not above zero. So the
+ * answers themselves are never written down, and a slope belongs to one place or none: gradients are gathered there,
+ * at an eighth of the places or so, instead of being convolved.
+ *
+ * Arrays are contiguous: x [n, c, h, w], filters [f, c, k, l], y and where [n, f, ph, pw]. `where` says which of the
+ * four was the largest (0 to 3, row by row; the first of equals), or DEAD. Sums run in a fixed order. A number that is
+ * none goes through to the result, as in PyTorch.
+ */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define TILE 6 /* filters at a time with two vectors of columns: 24 sums in 32 registers */
+#elif defined(__AVX__)
+#define LANES 8
+#define TILE 3
+#else
+#define LANES 4
+#define TILE 3
+#endif
+#define DEAD 4
+#define SEGMENTS 5 /* vectors of a filter's gradient that are summed at a time */
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *p) { vec v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
+INLINE vec pick(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) | ((ints)no & ~which)); }
+
+#if LANES == 16
+#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#elif LANES == 8
+#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
+#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#else
+#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6)
+#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7)
+#endif
+
+typedef struct {
+  int64_t samples, channels, height, width, filters, rows, columns, above, left; /* rows and columns of a filter */
+} shape;
+
+INLINE int64_t high(const shape *s) { return s->height + 2 * s->above; }
+INLINE int64_t wide(const shape *s) { return s->width + 2 * s->left; }
+INLINE int64_t pooled_rows(const shape *s) { return (high(s) - s->rows + 1) / 2; }
+INLINE int64_t pooled_columns(const shape *s) { return (wide(s) - s->columns + 1) / 2; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* The largest of four vectors, after the ReLU, and its number. */
+INLINE vec largest(const vec four[4], ints *code) {
+  vec most = four[0];
+  ints which = {0};
+  for (int i = 1; i < 4; i++) {
+    ints more = (four[i] > most) | (four[i] != four[i]);
+    most = pick(more, four[i], most);
+    which = (more & i) | (which & ~more);
+  }
+  ints dead = most <= 0;
+  *code = (dead & DEAD) | (which & ~dead);
+  return pick(~dead, most, (vec){0});
+}
+
+INLINE void keep(float *y, uint8_t *where, vec most, ints code, int64_t count, int64_t apart) {
+  float values[LANES];
+  int32_t codes[LANES];
+  memcpy(values, &most, sizeof values);
+  memcpy(codes, &code, sizeof codes);
+  if (count == LANES && apart == 1) { /* constants, so that these become single moves */
+    for (int64_t i = 0; i < LANES; i++) y[i] = values[i], where[i] = (uint8_t)codes[i];
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) y[i * apart] = values[i], where[i * apart] = (uint8_t)codes[i];
+}
+
+/* Few filters: the lanes are columns of the image. `w` [taps, tile]; `at` is the image's first row of this pair. */
+INLINE void columns_tile(const shape *s, const float *at, const float *w, const float *bias, float *y, uint8_t *where,
+                         int64_t count, const int tile, const int vectors) {
+  const int64_t pitch = wide(s), plane = high(s) * pitch, cells = pooled_rows(s) * pooled_columns(s);
+  vec sums[TILE * 2][2][2];
+#pragma GCC unroll 12
+  for (int f = 0; f < tile; f++)
+    for (int r = 0; r < 2; r++)
+      for (int v = 0; v < vectors; v++) sums[f][r][v] = (vec){0} + bias[f];
+  for (int64_t c = 0; c < s->channels; c++)
+    for (int64_t i = 0; i < s->rows; i++) {
+      const float *row = at + c * plane + i * pitch;
+      for (int64_t j = 0; j < s->columns; j++, row++, w += tile) {
+        vec x[2][2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) x[0][v] = load(row + v * LANES), x[1][v] = load(row + pitch + v * LANES);
+#pragma GCC unroll 12
+        for (int f = 0; f < tile; f++)
+#pragma GCC unroll 2
+          for (int r = 0; r < 2; r++)
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++) sums[f][r][v] += x[r][v] * w[f];
+      }
+    }
+#pragma GCC unroll 12
+  for (int f = 0; f < tile; f++) {
+    const int last = vectors - 1;
+    vec four[4] = {EVEN(sums[f][0][0], sums[f][0][last]), ODD(sums[f][0][0], sums[f][0][last]),
+                   EVEN(sums[f][1][0], sums[f][1][last]), ODD(sums[f][1][0], sums[f][1][last])};
+    ints code;
+    vec most = largest(four, &code);
+    keep(y + f * cells, where + f * cells, most, code, count, 1);
+  }
+}
+
+static void by_columns(const shape *s, const float *image, const float *w, const float *bias, float *y,
+                       uint8_t *where) {
+  const int64_t taps = s->channels * s->rows * s->columns, pr = pooled_rows(s), pc = pooled_columns(s);
+  const int wider = 2 * pc > LANES, most = wider ? TILE : 2 * TILE;
+  const int64_t step = wider ? LANES : LANES / 2; /* pooled columns at a time */
+  for (int64_t f = 0; f < s->filters; f += most) {
+    const int tile = (int)least(most, s->filters - f);
+    for (int64_t r = 0; r < pr; r++)
+      for (int64_t p = 0; p < pc; p += step) {
+        const float *at = image + 2 * r * wide(s) + 2 * p;
+        const int64_t to = (f * pr + r) * pc + p, count = least(step, pc - p);
+        const float *part = w + f * taps;
+#define CASE(T, V) case T: columns_tile(s, at, part, bias + f, y + to, where + to, count, T, V); break;
+        if (wider) switch (tile) {
+            CASE(1, 2) CASE(2, 2) CASE(3, 2)
+#if TILE > 3
+            CASE(4, 2) CASE(5, 2) CASE(6, 2)
+#endif
+        } else switch (tile) {
+            CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1)
+#if TILE > 3
+            CASE(7, 1) CASE(8, 1) CASE(9, 1) CASE(10, 1) CASE(11, 1) CASE(12, 1)
+#endif
+        }
+#undef CASE
+      }
+  }
+}
+
+/* Many filters: the lanes are filters. `w` [taps, LANES]; so many pooled cells side by side. */
+INLINE void filters_tile(const shape *s, const float *at, const float *w, vec bias, float *y, uint8_t *where,
+                         int64_t count, const int cells) {
+  const int64_t pitch = wide(s), plane = high(s) * pitch, apart = pooled_rows(s) * pooled_columns(s);
+  vec sums[2][2 * TILE];
+#pragma GCC unroll 12
+  for (int j = 0; j < 2 * cells; j++) sums[0][j] = sums[1][j] = bias;
+  for (int64_t c = 0; c < s->channels; c++)
+    for (int64_t i = 0; i < s->rows; i++) {
+      const float *upper = at + c * plane + i * pitch, *lower = upper + pitch;
+      for (int64_t k = 0; k < s->columns; k++, upper++, lower++, w += LANES) {
+        const vec factors = load(w);
+#pragma GCC unroll 12
+        for (int j = 0; j < 2 * cells; j++) sums[0][j] += upper[j] * factors, sums[1][j] += lower[j] * factors;
+      }
+    }
+#pragma GCC unroll 6
+  for (int p = 0; p < cells; p++) {
+    vec four[4] = {sums[0][2 * p], sums[0][2 * p + 1], sums[1][2 * p], sums[1][2 * p + 1]};
+    ints code;
+    vec most = largest(four, &code);
+    keep(y + p, where + p, most, code, count, apart);
+  }
+}
+
+static void by_filters(const shape *s, const float *image, const float *w, const float *bias, float *y,
+                       uint8_t *where) {
+  const int64_t taps = s->channels * s->rows * s->columns, pr = pooled_rows(s), pc = pooled_columns(s);
+  const int64_t parts = (pc + TILE - 1) / TILE;
+  for (int64_t f = 0; f < s->filters; f += LANES)
+    for (int64_t r = 0; r < pr; r++)
+      for (int64_t part = 0; part < parts; part++) {
+        const int64_t p = pc * part / parts, cells = pc * (part + 1) / parts - p;
+        const float *at = image + 2 * r * wide(s) + 2 * p;
+        const int64_t to = (f * pr + r) * pc + p, count = least(LANES, s->filters - f);
+#define CASE(T) case T: filters_tile(s, at, w + f * taps, load(bias + f), y + to, where + to, count, T); break;
+        switch (cells) {
+          CASE(1) CASE(2) CASE(3)
+#if TILE > 3
+          CASE(4) CASE(5) CASE(6)
+#endif
+        }
+#undef CASE
+      }
+}
+
+/* The image with its border, channel by channel. */
+static void frame(const shape *s, const float *x, float *image) {
+  const int64_t pitch = wide(s);
+  if (!s->above && !s->left) {
+    memcpy(image, x, 4 * s->channels * s->height * s->width);
+    return;
+  }
+  for (int64_t c = 0; c < s->channels; c++)
+    for (int64_t r = 0; r < s->height; r++)
+      memcpy(image + (c * high(s) + r + s->above) * pitch + s->left, x + (c * s->height + r) * s->width, 4 * s->width);
+}
+
+/* Whether lanes are filters: whichever way fewer of them idle. */
+static int filters_in_lanes(const shape *s) {
+  const int64_t columns = 2 * pooled_columns(s), block = columns > LANES ? 2 * LANES : LANES;
+  return s->filters * ((columns + block - 1) / block * block) > columns * whole(s->filters);
+}
+
+static float *room(int64_t count) { return calloc((size_t)count, sizeof(float)); }
+
+int conv_pool(const shape *s, const float *x, const float *w, const float *bias, float *y, uint8_t *where) {
+  const int64_t taps = s->channels * s->rows * s->columns, size = s->channels * s->height * s->width;
+  const int64_t cells = s->filters * pooled_rows(s) * pooled_columns(s), lanes = filters_in_lanes(s);
+  const int64_t most = lanes ? LANES : 2 * pooled_columns(s) > LANES ? TILE : 2 * TILE;
+  float *image = room(s->channels * high(s) * wide(s) + 4 * LANES), *packed = room(taps * whole(s->filters + most));
+  float *shift = room(whole(s->filters));
+  const int ready = image && packed && shift;
+  if (ready) {
+    memcpy(shift, bias, 4 * s->filters);
+    for (int64_t f = 0; f < s->filters; f++) { /* blocks of filters, tap by tap */
+      const int64_t block = f / most * most, many = lanes ? LANES : least(most, s->filters - block);
+      for (int64_t t = 0; t < taps; t++) packed[block * taps + t * many + f - block] = w[f * taps + t];
+    }
+    for (int64_t n = 0; n < s->samples; n++) {
+      frame(s, x + n * size, image);
+      (lanes ? by_filters : by_columns)(s, image, packed, shift, y + n * cells, where + n * cells);
+    }
+  }
+  free(image), free(packed), free(shift);
+  return ready;
+}
+
+/* For gradients an image has the channels of a pixel side by side, so that a row of a filter's patch is one piece of
+ * memory: `line` numbers with what fills the last vector up, which counts for nothing. */
+typedef struct {
+  int64_t pitch, pixels, line, filter, vectors, cells, steps[DEAD]; /* steps: from a cell's first place to the others */
+  int64_t *starts; /* where each vector of a patch begins in an image, from the patch's first number */
+} pieces;
+
+static pieces cut(const shape *s) {
+  const int64_t pitch = wide(s) * s->channels, line = whole(s->columns * s->channels), filter = s->rows * line;
+  return (pieces){pitch, high(s) * pitch + 4 * LANES, line, filter, filter / LANES, pooled_rows(s) * pooled_columns(s),
+                  {0, s->channels, pitch, pitch + s->channels}, NULL};
+}
+
+INLINE int64_t first_place(const shape *s, const pieces *p, int64_t row, int64_t column) {
+  return 2 * (row * p->pitch + column * s->channels);
+}
+
+/* To pixels with their channels side by side and a border around them, or back. */
+static void turn(const shape *s, const pieces *p, float *x, float *image, int back) {
+  for (int64_t c = 0; c < s->channels; c++)
+    for (int64_t r = 0; r < s->height; r++) {
+      float *plain = x + (c * s->height + r) * s->width;
+      float *mixed = image + (r + s->above) * p->pitch + s->left * s->channels + c;
+      if (back) for (int64_t k = 0; k < s->width; k++) plain[k] = mixed[k * s->channels];
+      else for (int64_t k = 0; k < s->width; k++) mixed[k * s->channels] = plain[k];
+    }
+}
+
+/* Filters to patches as they lie in an image, or their gradients back. */
+static void turn_filters(const shape *s, const pieces *p, float *w, float *patches, int back) {
+  for (int64_t f = 0; f < s->filters; f++)
+    for (int64_t c = 0; c < s->channels; c++)
+      for (int64_t i = 0; i < s->rows; i++)
+        for (int64_t j = 0; j < s->columns; j++) {
+          float *plain = w + ((f * s->channels + c) * s->rows + i) * s->columns + j;
+          float *mixed = patches + f * p->filter + i * p->line + j * s->channels + c;
+          if (back) *plain = *mixed;
+          else *mixed = *plain;
+        }
+}
+
+/* The places of one filter that have a slope, and their slopes, filled up with zeros to a whole vector. */
+static int64_t alive(const shape *s, const pieces *p, const float *g, const uint8_t *where, int32_t *at,
+                     float *slopes) {
+  int64_t count = 0;
+  for (int64_t r = 0, cell = 0; r < pooled_rows(s); r++)
+    for (int64_t c = 0; c < pooled_columns(s); c++, cell++) { /* no branch: which are dead cannot be foreseen */
+      const uint8_t code = where[cell];
+      at[count] = (int32_t)(first_place(s, p, r, c) + p->steps[code % DEAD]);
+      slopes[count] = g[cell];
+      count += code != DEAD;
+    }
+  for (int64_t i = count; i < whole(count); i++) slopes[i] = 0;
+  return count;
+}
+
+INLINE float sum(const float *values, int64_t count) {
+  vec total = {0};
+  for (int64_t i = 0; i < count; i += LANES) total += load(values + i);
+  float found = 0;
+  for (int i = 0; i < LANES; i++) found += total[i];
+  return found;
+}
+
+#define BY_SEGMENTS(CALL) \
+  switch (least(SEGMENTS, p->vectors - v)) { \
+    case 1: CALL(1); break; \
+    case 2: CALL(2); break; \
+    case 3: CALL(3); break; \
+    case 4: CALL(4); break; \
+    default: CALL(5); \
+  }
+
+/* From its v-th vector on, a filter's gradient: each of its patches times the slope there. */
+INLINE void gather(const pieces *p, const float *image, int64_t v, const int32_t *at, const float *slopes,
+                   int64_t count, float *sums, const int many) {
+  vec total[SEGMENTS];
+  const float *from[SEGMENTS];
+#pragma GCC unroll 5
+  for (int i = 0; i < many; i++) total[i] = load(sums + (v + i) * LANES), from[i] = image + p->starts[v + i];
+  for (int64_t k = 0; k < count; k++)
+#pragma GCC unroll 5
+    for (int i = 0; i < many; i++) total[i] += load(from[i] + at[k]) * slopes[k];
+#pragma GCC unroll 5
+  for (int i = 0; i < many; i++) store(sums + (v + i) * LANES, total[i]);
+}
+
+/* From its v-th vector on, a patch of the input's gradient: filters that have their largest answer there. */
+INLINE void spread(const pieces *p, const float *patches, int64_t v, const int32_t *who, int64_t count,
+                   const float *slopes, float *back, const int many) {
+  vec total[SEGMENTS];
+#pragma GCC unroll 5
+  for (int i = 0; i < many; i++) total[i] = load(back + p->starts[v + i]);
+  for (int64_t k = 0; k < count; k++)
+#pragma GCC unroll 5
+    for (int i = 0; i < many; i++)
+      total[i] += load(patches + who[k] * p->filter + (v + i) * LANES) * slopes[who[k] * p->cells];
+#pragma GCC unroll 5
+  for (int i = 0; i < many; i++) store(back + p->starts[v + i], total[i]);
+}
+
+/* The gradient of one image, place by place, for few reads and writes of it. `lists` [DEAD + 1, filters]. */
+static void by_input(const shape *s, const pieces *p, const float *patches, const float *g, const uint8_t *where,
+                     int32_t *lists, float *back) {
+  for (int64_t r = 0, cell = 0; r < pooled_rows(s); r++)
+    for (int64_t c = 0; c < pooled_columns(s); c++, cell++) {
+      int64_t counts[DEAD + 1] = {0};
+      for (int64_t f = 0; f < s->filters; f++) {
+        const uint8_t code = where[f * p->cells + cell];
+        lists[code * s->filters + counts[code]++] = (int32_t)f;
+      }
+      for (int code = 0; code < DEAD; code++) {
+        float *to = back + first_place(s, p, r, c) + p->steps[code];
+        const int32_t *who = lists + code * s->filters;
+        for (int64_t v = 0; counts[code] && v < p->vectors; v += SEGMENTS) {
+#define CALL(MANY) spread(p, patches, v, who, counts[code], g + cell, to, MANY)
+          BY_SEGMENTS(CALL)
+#undef CALL
+        }
+      }
+    }
+}
+
+static void by_filter(const pieces *p, const float *image, const int32_t *at, const float *slopes, int64_t count,
+                      float *sums) {
+  for (int64_t v = 0; v < p->vectors; v += SEGMENTS) {
+#define CALL(MANY) gather(p, image, v, at, slopes, count, sums, MANY)
+    BY_SEGMENTS(CALL)
+#undef CALL
+  }
+}
+
+/* Gradients by the filters, the bias and, unless dx is NULL, the input: written, not added to what is there. */
+int conv_pool_slopes(const shape *s, const float *x, const float *w, const float *g, const uint8_t *where, float *dw,
+                     float *db, float *dx) {
+  pieces given = cut(s), *const p = &given;
+  const int64_t size = s->channels * s->height * s->width, answers = s->filters * p->cells;
+  float *image = room(p->pixels), *slopes = room(whole(p->cells)), *sums = room(s->filters * p->filter);
+  float *patches = room(s->filters * p->filter), *back = room(p->pixels);
+  int32_t *at = (int32_t *)room(p->cells), *lists = (int32_t *)room((DEAD + 1) * s->filters);
+  p->starts = malloc((size_t)p->vectors * sizeof *p->starts);
+  const int ready = image && slopes && sums && patches && back && at && lists && p->starts;
+  if (ready) {
+    for (int64_t v = 0; v < p->vectors; v++)
+      p->starts[v] = v * LANES / p->line * p->pitch + v * LANES % p->line;
+    turn_filters(s, p, (float *)w, patches, 0);
+    memset(db, 0, 4 * s->filters);
+    for (int64_t n = 0; n < s->samples; n++) {
+      turn(s, p, (float *)x + n * size, image, 0);
+      for (int64_t f = 0; f < s->filters; f++) {
+        const int64_t from = n * answers + f * p->cells, count = alive(s, p, g + from, where + from, at, slopes);
+        db[f] += sum(slopes, count);
+        by_filter(p, image, at, slopes, count, sums + f * p->filter);
+      }
+      if (!dx) continue;
+      memset(back, 0, 4 * p->pixels);
+      by_input(s, p, patches, g + n * answers, where + n * answers, lists, back);
+      turn(s, p, dx + n * size, back, 1);
+    }
+    turn_filters(s, p, dw, sums, 1);
+  }
+  free(image), free(slopes), free(sums), free(patches), free(back), free(at), free(lists), free(p->starts);
+  return ready;
+}
