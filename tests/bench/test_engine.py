@@ -12,6 +12,7 @@ from aedfl.bench import engine
 from aedfl.bench.engine import CASES, Options, _dataset, measure, table
 from aedfl.cli import app
 from aedfl.models import NAMES
+from aedfl.native import library
 from aedfl.training.plan import Plan, TrainJob, TrainResult
 from aedfl.training.sequential import SequentialTrainer
 
@@ -38,6 +39,8 @@ def test_a_real_measurement_has_figures_machine_date_versions_and_command(tmp_pa
     assert whole["captures"] == {"count": 0, "seconds": 0.0} and whole["first_evaluation_seconds"] > 0
     assert whole["steady_ratio"] is None, "five virtual seconds are too short"
     assert whole["overlapped"] is False
+    kernels = [one["times_as_fast_as_without_kernels"] for one in figures["bare"].values()]
+    assert all(one > 0 for one in kernels) if library() else kernels == [None, None]
     assert whole["profiled"] is False and "breakdown" not in whole and "GPU s" not in result.output
     assert "lenet5" in result.output and "batch" in result.output and str(path.name) in result.output
 
@@ -50,7 +53,7 @@ def test_json_alone_can_be_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     result = bench("engine", *TINY, "--json", "-")
     assert json.loads(result.stdout)["models"]["lenet5"]["end_to_end"]["ratio"] == 0.5
     figures = table(json.loads(result.stdout))
-    assert figures.rows[0] == ("lenet5", "2", "2", "2", "1.5", "0.50", "0.75", "3.0", "1.2")
+    assert figures.rows[0] == ("lenet5", "2", "2", "–", "2", "1.5", "0.50", "0.75", "3.0", "1.2")
     assert any(
         "ratio: of the whole simulation" in note and "steady ratio: of its second half" in note
         for note in figures.notes

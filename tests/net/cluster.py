@@ -25,6 +25,7 @@ from aedfl.net.protocol_pb2 import Join
 from aedfl.net.wire import PROTOCOL
 from aedfl.task import Task
 from aedfl.training.evaluate import Evaluator
+from aedfl.training.sequential import SequentialTrainer
 from sim.worlds import tiny_rows, tiny_task
 
 BEAT = 0.1
@@ -63,7 +64,7 @@ def kit(settings: RunConfig, task: Task | None = None) -> Kit:
     pairs = [tiny_rows(index) for index in range(max(5, settings.devices))]
     rows: Any = SimpleNamespace(train=[own for own, _ in pairs], held_out=[held for _, held in pairs])
     rows.public = np.empty(0, dtype=np.int64)
-    return Kit(settings, task, task.start, evaluator(task), rows)
+    return Kit(settings, task, task.start, SequentialTrainer(task), evaluator(task), rows)
 
 
 class Cluster:

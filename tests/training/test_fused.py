@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import platform
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aedfl import models, native
+from aedfl.task import Task
 from aedfl.training import fused as place
 from aedfl.training.evaluate import Evaluator
 from aedfl.training.fused import ConvPool, Fusion, conv_pool
 from aedfl.training.sequential import SequentialTrainer
-from training.tasks import PLANS, assert_close, built_in, jobs, same_bits, with_masks
+from training.tasks import PLANS, assert_close, built_in, data, jobs, same_bits, with_masks
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here, so there are no kernels")
 
@@ -61,9 +66,10 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     name: str = request.param
     if name != "native" and platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("for other processors")
-    found = native.compiled(TARGETS[name])
-    if found is None:
-        pytest.skip(f"the compiler does not know {TARGETS[name]}")
+    try:
+        found = native.compiled(TARGETS[name])
+    except RuntimeError as error:
+        pytest.skip(str(error))
     monkeypatch.setattr(place, "library", lambda: found)
     return name
 
@@ -142,6 +148,24 @@ def test_networks_whose_convolutions_are_all_pooled_are_fused() -> None:
         assert torch.allclose(faster(x), module(x), atol=1e-6)
 
 
+def listening() -> nn.Module:
+    module = Before()
+    module.features[0].register_forward_hook(lambda *_: None)
+    return module
+
+
+def replaced() -> nn.Module:
+    module = Before()
+    module.features[0].forward = lambda x: x  # type: ignore[method-assign]
+    return module
+
+
+class Asserting(Before):
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return super().forward(x)
+
+
 class Twice(Before):
     """Needs what comes out of the convolution for something else as well."""
 
@@ -158,6 +182,9 @@ class Twice(Before):
         models.build("mlp", (1, 8, 8), 4),
         Twice(),
         Before().double(),
+        listening(),
+        replaced(),
+        Asserting(),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.MaxPool2d(2)),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()),
         nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.MaxPool2d(2)),
@@ -171,6 +198,93 @@ class Twice(Before):
 )
 def test_other_networks_are_left_alone(module: nn.Module) -> None:
     assert Fusion.of(module) is None
+
+
+class Odd(nn.Module):
+    """Calls by keyword, sizes as a list, and a layer named like those that are put in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.pool = nn.Conv2d(1, 4, 3), nn.MaxPool2d([2, 2])  # type: ignore[arg-type]
+        self.register_module(f"{place.PREFIX}", nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.get_submodule(place.PREFIX)(F.relu(self.pool(self.conv(input=x))))
+        return y
+
+
+def test_unusual_ways_to_write_it() -> None:
+    module, x = Odd(), torch.randn(2, 1, 8, 8)
+    fusion = Fusion.of(module)
+    assert fusion is not None
+    assert torch.allclose(fusion.apply(module)(x), module(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        (torch.zeros(2, 2, 8, 8), RuntimeError),  # another number of channels
+        (torch.zeros(2, 1, 2, 2), RuntimeError),  # smaller than the filter
+        (torch.zeros(2, 1, 3, 3), RuntimeError),  # nothing left to pool
+        (torch.zeros(2, 1, 8, 8, dtype=torch.uint8), RuntimeError),
+        (torch.zeros(2, 1, 8, 8, dtype=torch.float64), RuntimeError),
+    ],
+)
+def test_what_pytorch_refuses_is_refused(x: Tensor, kind: type[Exception]) -> None:
+    w, b = whole(4, 1, 3, 3), whole(4)
+    with pytest.raises(kind):
+        plainly(x, w, b, (0, 0))
+    with pytest.raises(kind):
+        conv_pool(x, w, b)
+
+
+def test_single_images_and_autocast_are_left_to_pytorch() -> None:
+    x, w, b = whole(1, 8, 8), whole(4, 1, 3, 3, key=1), whole(4, key=2)
+    assert torch.equal(conv_pool(x, w, b), plainly(x, w, b, (0, 0)))
+    with torch.autocast("cpu"):
+        found = conv_pool(x.unsqueeze(0), w, b)
+    assert found.dtype == torch.bfloat16
+
+
+class Drawing(Before):
+    """Takes one of two ways, by chance."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 if torch.rand(()) < 0.5 else 2)
+
+
+def test_what_is_drawn_is_not_frozen() -> None:
+    assert SequentialTrainer(Task(Drawing(), data((1, 8, 8)))).fusion is None
+
+
+def test_threads_may_train_and_fuse_while_another_one_traces() -> None:
+    module, x = models.build("lenet5", (1, 28, 28), 4), torch.randn(2, 1, 28, 28)
+    fusion = Fusion.of(module)
+    assert fusion is not None
+    with torch.no_grad():
+        wanted = fusion.apply(module)(x)
+    stop = threading.Event()
+
+    def use() -> int:
+        count = 0
+        while not stop.is_set():
+            with torch.no_grad():
+                assert torch.equal(fusion.apply(module)(x), wanted)
+                module(x)
+            count += 1
+        return count
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            users = [pool.submit(use) for _ in range(3)]
+            traced = [Fusion.of(models.build("cnn", (1, 8, 8), 4)) for _ in range(20)]
+            stop.set()
+            assert all(user.result() > 0 for user in users) and all(one is not None for one in traced)
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
 
 
 @pytest.mark.parametrize("name", ["cnn", "lenet5"])
@@ -194,9 +308,9 @@ def test_scores_are_those_of_the_plain_module(monkeypatch: pytest.MonkeyPatch) -
     assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-6)
 
 
-def test_without_a_compiler_pytorch_does_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setenv("AEDFL_CACHE", str(tmp_path))
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "cc 'x", "false"])
+def test_without_a_compiler_pytorch_does_the_work(monkeypatch: pytest.MonkeyPatch, compiler: str) -> None:
+    monkeypatch.setenv("CC", compiler)
     native.library.cache_clear()
     try:
         assert native.library() is None
@@ -209,9 +323,36 @@ def test_without_a_compiler_pytorch_does_the_work(monkeypatch: pytest.MonkeyPatc
         native.library.cache_clear()
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+def test_a_compiler_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AEDFL_CACHE", str(tmp_path))
-    assert native.compiled(("-march=no-such-processor",)) is None
-    assert native.compiled(native.TARGETS[-1]) is not None
-    folder = native.cache_folder() / "kernels"
-    assert [path.suffix for path in folder.iterdir()] == [".so"]
+    with pytest.raises(RuntimeError, match="no-such-processor"):
+        native.compiled(("-march=no-such-processor",))
+    assert not list(tmp_path.glob("kernels-*"))
+
+
+def test_what_cannot_be_loaded_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AEDFL_CACHE", str(tmp_path))
+    native.compiled(native.TARGETS[-1])
+    (made,) = tmp_path.glob(f"kernels-*/{native.BINARY}")
+    made.unlink()
+    made.write_bytes(b"no library")
+    assert native.compiled(native.TARGETS[-1]).conv_pool
+    monkeypatch.setenv("CC", "cc -O1")
+    native.compiled(native.TARGETS[-1])
+    assert len(list(tmp_path.glob("kernels-*"))) == 2, "another command is another library"
+
+
+def test_a_compiler_that_hangs_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nsleep 20\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(native, "SECONDS", 0.2)
+    asked = []
+    run = native._run
+    monkeypatch.setattr(native, "_run", lambda *command: (asked.append(command), run(*command))[1])
+    native.library.cache_clear()
+    try:
+        assert native.library() is None and len(asked) == 1
+    finally:
+        native.library.cache_clear()

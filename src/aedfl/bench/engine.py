@@ -31,6 +31,7 @@ from ..experiment.sections import RunConfig
 from ..experiment.workshop import Bench, Own, Workshop
 from ..replay import CAPTURES
 from ..training.plan import Plan, Trainer, TrainJob
+from ..training.sequential import SequentialTrainer
 from .stamp import stamp
 from .table import Figures, Tell, optional, quiet, short
 from .timing import Course, Instant, Point, watch
@@ -124,6 +125,7 @@ def table(found: dict[str, Any]) -> Figures:
             (
                 name,
                 *(short(bare[str(count)]["samples_per_second"]) for count in options["jobs"]),
+                optional(bare[str(options["jobs"][-1])].get("times_as_fast_as_without_kernels"), 2),
                 short(whole["samples_per_second"]),
                 f"{whole['mean_batch']:.1f}",
                 f"{whole['ratio']:.2f}",
@@ -134,10 +136,11 @@ def table(found: dict[str, Any]) -> Figures:
         )
     heads = tuple(f"bare, {count} {'job' if count == 1 else 'jobs'}" for count in options["jobs"])
     simulated = "end to end*" if options["profile"] else "end to end"
-    columns = ("model", *heads, simulated, "batch", "ratio", "steady ratio", "capture s", "first eval. s")
+    columns = ("model", *heads, "kernels", simulated, "batch", "ratio", "steady ratio", "capture s", "first eval. s")
     precision = "bf16" if options["bf16"] else "TF32" if options["device"] == "cuda" else "FP32"
     notes = (
         f"samples/s, {precision}; {DEVICES} devices, {options['runs']} run(s) together",
+        "kernels: how many times as fast the last bare step is as without them, by turns (on a CPU; –: none fits)",
         "ratio: of the whole simulation to the bare step, captures and the first evaluation included; steady ratio: "
         "of its second half, from the evaluation in the middle on (–: too short to have one)",
     )
@@ -248,7 +251,7 @@ def _virtual_seconds(options: Options, dataset: Dataset, rate: float) -> float:
     return max(5.0, options.seconds * rate / (per_update * updates_per_second))
 
 
-def _bare(bench: Bench, count: int, options: Options) -> dict[str, float]:
+def _bare(bench: Bench, count: int, options: Options) -> dict[str, Any]:
     """Local training of `count` models; the first call, which captures or warms up, is not counted."""
     plan, task = Plan(), bench.task
     steps = options.steps or (400 if options.device == "cuda" else 4)
@@ -262,13 +265,27 @@ def _bare(bench: Bench, count: int, options: Options) -> dict[str, float]:
     begin = _capture_seconds(bench.trainer)
     first = _seconds(bench.trainer, plan, jobs)
     captured = _capture_seconds(bench.trainer) - begin
-    again = [_seconds(bench.trainer, plan, jobs) for _ in range(options.repeats)]
+    plain = _without_kernels(bench.trainer)
+    if plain is not None:
+        _seconds(plain, plan, jobs)
+    again, ratios = [], []
+    for _ in range(options.repeats):
+        again.append(_seconds(bench.trainer, plan, jobs))
+        ratios += [_seconds(plain, plan, jobs) / again[-1]] if plain is not None else []
     return {
         "samples_per_second": count * size / median(again),
         "fastest": count * size / min(again),
         "first_seconds": first,
         "capture_seconds": captured,
+        "times_as_fast_as_without_kernels": median(ratios) if ratios else None,
     }
+
+
+def _without_kernels(trainer: Trainer) -> Trainer | None:
+    """The same trainer by PyTorch's functions alone, where a CPU's kernels are in use."""
+    if not isinstance(trainer, SequentialTrainer) or trainer.fusion is None:
+        return None
+    return SequentialTrainer(trainer.task, trainer.workers, kernels=False)
 
 
 def _seconds(trainer: Trainer, plan: Plan, jobs: list[TrainJob]) -> float:

@@ -117,7 +117,7 @@ class Workshop:
         dataset = own.dataset or load(config.data.name, config.data.directory)
         module = own.module or _module(config, dataset)
         equip = partial(_equip, engine, module, own.loss, own.metric)
-        bench = equip(device, engine.threads or os.cpu_count() or 1, dataset)
+        bench = equip(device, engine.threads or cores(), dataset)
         if _overlaps(engine, device):
             self.queue.go_ahead()
         if engine.cache_budget_mib is not None:
@@ -291,6 +291,11 @@ def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
     if name == "batched" and batched.supports(task):
         return batched.BatchedTrainer(task)
     return SequentialTrainer(task, workers, engine.kernels)
+
+
+def cores() -> int:
+    """Cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _lookahead(devices: int, device: torch.device) -> int:

@@ -6,26 +6,30 @@ Where there is no compiler, or it fails, there are no kernels, and PyTorch's own
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import shlex
 import subprocess
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from torch import Tensor
 
-from ..data.cache import cache_folder
+from ..data.cache import cache_folder, cached
+from ..errors import UserError
 
 SOURCES = ("conv_pool.c", "merge.c")
 OPTIONS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 TARGETS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
 """Options for the processor, the best first; not every compiler knows all of them."""
-SECONDS = 120
+SECONDS = 60
 """A compiler that takes longer has failed."""
+BINARY = "kernels.so"
+
+_log = logging.getLogger(__name__)
 
 
 class Shape(ctypes.Structure):
@@ -45,35 +49,47 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
 @cache
 def library() -> ctypes.CDLL | None:
     """The kernels, ready to be called, or None where they cannot be had."""
-    return next((found for target in TARGETS if (found := compiled(target)) is not None), None)
+    reason = ""
+    for target in TARGETS:
+        try:
+            return compiled(target)
+        except subprocess.TimeoutExpired as error:
+            reason = str(error)
+            break
+        except (OSError, RuntimeError, ValueError, subprocess.SubprocessError, UserError) as error:
+            reason = str(error)
+    _log.info("no kernels in C, PyTorch's functions do their work: %s", reason)
+    return None
 
 
-def compiled(target: tuple[str, ...]) -> ctypes.CDLL | None:
-    """The kernels for one set of options, from the cache or anew."""
-    compiler = shlex.split(os.environ.get("CC") or "cc")
-    try:
-        texts = {name: (files(__package__) / name).read_bytes() for name in SOURCES}
-        version = subprocess.run([*compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
-        key = b"\0".join((*texts.values(), version, _processor().encode(), " ".join((*OPTIONS, *target)).encode()))
-        path = cache_folder() / "kernels" / f"{blake2b(key, digest_size=12).hexdigest()}.so"
-        if not path.exists():
-            _build([*compiler, *OPTIONS, *target], texts, path)
-        return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError):
-        return None
+def compiled(target: tuple[str, ...]) -> ctypes.CDLL:
+    """The kernels for one set of options, from the cache or anew; raises what compiler or disk have against it."""
+    command = [*shlex.split(os.environ.get("CC") or "cc"), *OPTIONS, *target]
+    version = _run([command[0], "--version"])
+    texts = {name: (files(__package__) / name).read_bytes() for name in SOURCES}
+    key = b"\0".join((*texts.values(), version, _processor().encode(), shlex.join(command).encode()))
+    build = partial(_build, command, texts)
+    return cached(cache_folder(), "kernels", blake2b(key, digest_size=12).hexdigest(), build, _read)
 
 
-def _build(command: list[str], texts: dict[str, bytes], path: Path) -> None:
-    """Another process that builds the same at the same time does no harm: whoever comes last replaces it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent) as folder:
-        for name, text in texts.items():
-            (Path(folder) / name).write_bytes(text)
-        made = Path(folder) / "kernels.so"
-        subprocess.run(
-            [*command, "-o", made.name, *texts], cwd=folder, capture_output=True, timeout=SECONDS, check=True
-        )
-        made.replace(path)
+def _build(command: list[str], texts: dict[str, bytes], folder: Path) -> None:
+    for name, text in texts.items():
+        (folder / name).write_bytes(text)
+    _run([*command, "-o", BINARY, *texts], folder)
+    with (folder / BINARY).open("rb") as file:
+        os.fsync(file.fileno())  # a library that was cut short would end the process that loads it
+
+
+def _read(folder: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(folder / BINARY))
+
+
+def _run(command: list[str], folder: Path | None = None) -> bytes:
+    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise RuntimeError(f"{shlex.join(command)}: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    return done.stdout
 
 
 def _processor() -> str:

@@ -6,7 +6,7 @@
  *
  * Arrays are contiguous: x [n, c, h, w], filters [f, c, k, l], y and where [n, f, ph, pw]. `where` says which of the
  * four was the largest (0 to 3, row by row; the first of equals), or DEAD. Sums run in a fixed order. A number that is
- * none goes through to the result, as in PyTorch.
+ * none goes through to y, as in PyTorch; infinite slopes may make more of the gradients no numbers than there.
  */
 
 #include <stdint.h>
@@ -24,6 +24,7 @@
 #define TILE 3
 #endif
 #define DEAD 4
+#define SLACK (4 * LANES) /* behind an image: the last vectors of a row or a patch reach beyond it, and are not used */
 #define SEGMENTS 5 /* vectors of a filter's gradient that are summed at a time */
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
@@ -35,14 +36,21 @@ INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
 INLINE vec pick(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) | ((ints)no & ~which)); }
 
 #if LANES == 16
-#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #elif LANES == 8
-#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14)
-#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15)
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14
+#define ODDS 1, 3, 5, 7, 9, 11, 13, 15
 #else
-#define EVEN(a, b) __builtin_shufflevector(a, b, 0, 2, 4, 6)
-#define ODD(a, b) __builtin_shufflevector(a, b, 1, 3, 5, 7)
+#define EVENS 0, 2, 4, 6
+#define ODDS 1, 3, 5, 7
+#endif
+#ifdef __clang__
+#define EVEN(a, b) __builtin_shufflevector(a, b, EVENS)
+#define ODD(a, b) __builtin_shufflevector(a, b, ODDS)
+#else /* which older GCCs know, too */
+#define EVEN(a, b) __builtin_shuffle(a, b, (ints){EVENS})
+#define ODD(a, b) __builtin_shuffle(a, b, (ints){ODDS})
 #endif
 
 typedef struct {
@@ -117,13 +125,16 @@ INLINE void columns_tile(const shape *s, const float *at, const float *w, const 
   }
 }
 
+/* Filters whose sums are held at a time where lanes are columns: twice as many where one vector is enough for a row. */
+INLINE int tile_of(const shape *s) { return 2 * pooled_columns(s) > LANES ? TILE : 2 * TILE; }
+
 static void by_columns(const shape *s, const float *image, const float *w, const float *bias, float *y,
                        uint8_t *where) {
   const int64_t taps = s->channels * s->rows * s->columns, pr = pooled_rows(s), pc = pooled_columns(s);
-  const int wider = 2 * pc > LANES, most = wider ? TILE : 2 * TILE;
+  const int block = tile_of(s), wider = block == TILE;
   const int64_t step = wider ? LANES : LANES / 2; /* pooled columns at a time */
-  for (int64_t f = 0; f < s->filters; f += most) {
-    const int tile = (int)least(most, s->filters - f);
+  for (int64_t f = 0; f < s->filters; f += block) {
+    const int tile = (int)least(block, s->filters - f);
     for (int64_t r = 0; r < pr; r++)
       for (int64_t p = 0; p < pc; p += step) {
         const float *at = image + 2 * r * wide(s) + 2 * p;
@@ -210,24 +221,25 @@ static int filters_in_lanes(const shape *s) {
   return s->filters * ((columns + block - 1) / block * block) > columns * whole(s->filters);
 }
 
-static float *room(int64_t count) { return calloc((size_t)count, sizeof(float)); }
+static float *room(int64_t count) { return calloc((size_t)count + 1, sizeof(float)); }
 
 int conv_pool(const shape *s, const float *x, const float *w, const float *bias, float *y, uint8_t *where) {
   const int64_t taps = s->channels * s->rows * s->columns, size = s->channels * s->height * s->width;
-  const int64_t cells = s->filters * pooled_rows(s) * pooled_columns(s), lanes = filters_in_lanes(s);
-  const int64_t most = lanes ? LANES : 2 * pooled_columns(s) > LANES ? TILE : 2 * TILE;
-  float *image = room(s->channels * high(s) * wide(s) + 4 * LANES), *packed = room(taps * whole(s->filters + most));
+  const int64_t answers = s->filters * pooled_rows(s) * pooled_columns(s);
+  const int filters = filters_in_lanes(s);
+  const int64_t block = filters ? LANES : tile_of(s);
+  float *image = room(s->channels * high(s) * wide(s) + SLACK), *packed = room(taps * whole(s->filters));
   float *shift = room(whole(s->filters));
   const int ready = image && packed && shift;
   if (ready) {
     memcpy(shift, bias, 4 * s->filters);
     for (int64_t f = 0; f < s->filters; f++) { /* blocks of filters, tap by tap */
-      const int64_t block = f / most * most, many = lanes ? LANES : least(most, s->filters - block);
-      for (int64_t t = 0; t < taps; t++) packed[block * taps + t * many + f - block] = w[f * taps + t];
+      const int64_t first = f / block * block, many = filters ? LANES : least(block, s->filters - first);
+      for (int64_t t = 0; t < taps; t++) packed[first * taps + t * many + f - first] = w[f * taps + t];
     }
     for (int64_t n = 0; n < s->samples; n++) {
       frame(s, x + n * size, image);
-      (lanes ? by_filters : by_columns)(s, image, packed, shift, y + n * cells, where + n * cells);
+      (filters ? by_filters : by_columns)(s, image, packed, shift, y + n * answers, where + n * answers);
     }
   }
   free(image), free(packed), free(shift);
@@ -243,7 +255,7 @@ typedef struct {
 
 static pieces cut(const shape *s) {
   const int64_t pitch = wide(s) * s->channels, line = whole(s->columns * s->channels), filter = s->rows * line;
-  return (pieces){pitch, high(s) * pitch + 4 * LANES, line, filter, filter / LANES, pooled_rows(s) * pooled_columns(s),
+  return (pieces){pitch, high(s) * pitch + SLACK, line, filter, filter / LANES, pooled_rows(s) * pooled_columns(s),
                   {0, s->channels, pitch, pitch + s->channels}, NULL};
 }
 
@@ -321,7 +333,9 @@ INLINE void gather(const pieces *p, const float *image, int64_t v, const int32_t
   for (int i = 0; i < many; i++) store(sums + (v + i) * LANES, total[i]);
 }
 
-/* From its v-th vector on, a patch of the input's gradient: filters that have their largest answer there. */
+/* From its v-th vector on, a patch of the input's gradient: filters that have their largest answer there. Where a row
+ * of a patch is longer than one of the image, vectors overlap; they are stored in their order, and what fills a later
+ * one's predecessor up has added zero. */
 INLINE void spread(const pieces *p, const float *patches, int64_t v, const int32_t *who, int64_t count,
                    const float *slopes, float *back, const int many) {
   vec total[SEGMENTS];

@@ -25,7 +25,7 @@ from ..experiment.workshop import Rows
 from ..randomness import generator, torch_seed
 from ..task import Task
 from ..training.evaluate import Evaluator
-from ..training.plan import Indices, Plan
+from ..training.plan import Indices, Plan, Trainer
 from ..training.sequential import SequentialTrainer
 from .context import Part
 
@@ -43,6 +43,7 @@ class Kit:
     config: RunConfig
     task: Task
     start: Tensor
+    trainer: Trainer
     evaluator: Evaluator
     rows: Rows | None = None
     """Everybody's shares, where the data are a public set that is dealt out by index."""
@@ -58,7 +59,7 @@ class Kit:
             clip_norm=training.clip_norm,
         )  # fmt: skip
         return Part(
-            self.task, SequentialTrainer(self.task), self.start, train, held, plan, training.lr_decay, config.seed,
+            self.task, self.trainer, self.start, train, held, plan, training.lr_decay, config.seed,
             config.stop.updates, config.stop.virtual_seconds,
         )  # fmt: skip
 
@@ -151,7 +152,8 @@ def blank(config: RunConfig, model: str | None = None, shape: Sequence[int] = ()
 def _kit(config: RunConfig, dataset: Dataset, model: str | None, rows: Rows | None, tested: Indices) -> Kit:
     module = _module(config, dataset, model)
     task = Task(module, dataset)
-    return Kit(config, task, task.layout.flatten(module), Evaluator(task), rows, test_rows=tested)
+    start, trainer = task.layout.flatten(module), SequentialTrainer(task, kernels=config.engine.kernels)
+    return Kit(config, task, start, trainer, Evaluator(task, config.engine.kernels), rows, test_rows=tested)
 
 
 def _module(config: RunConfig, dataset: Dataset, model: str | None) -> nn.Module:

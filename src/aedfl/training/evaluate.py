@@ -63,7 +63,7 @@ class Evaluator(Scorer):
         self.flat = task.make_evaluation_module()
         self.forward = task.forward(self.flat.module, Fusion.of(self.flat.module) if cpu and kernels else None)
         plain = task.layout.size == task.layout.parameters
-        self.stacked = Stacked.of(self.flat.module) if plain and not dropouts(self.flat.module) else None
+        self.stacked = Stacked.of(self.flat.module) if plain and not cpu and not dropouts(self.flat.module) else None
 
     @torch.no_grad()
     def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:

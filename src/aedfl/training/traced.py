@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -18,18 +19,41 @@ POOLING: dict[str, Any] = {
 """Arguments of a pooling in their order, with their defaults."""
 
 
+_ALONE = threading.Lock()
+"""Held while a module is traced: `torch.fx` takes hold of all calls of modules meanwhile."""
+
+
 class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
         return isinstance(m, Dropout) or super().is_leaf_module(m, name)
 
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What other threads do with their modules is none of this trace's business."""
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
 
 def trace(module: nn.Module) -> fx.Graph | None:
-    """What a module does to its one input, or None if that depends on more than its layers."""
+    """What a module does to its one input, or None if that depends on more than its layers, or somebody listens in."""
+    if any(map(_touched, module.modules())):
+        return None
     try:
-        graph = _Tracer().trace(module)
-    except (fx.proxy.TraceError, TypeError, RuntimeError, NotImplementedError):
+        with _ALONE:
+            graph = _Tracer().trace(module)
+    except Exception:  # a forward may do anything with what is no tensor
         return None
     return graph if sum(node.op == "placeholder" for node in graph.nodes) == 1 else None
+
+
+def _touched(layer: nn.Module) -> bool:
+    """True where a call of the layer does more than its class says: hooks, or a `forward` of its own."""
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(layer)
 
 
 def name_of(node: fx.Node) -> str:
@@ -60,7 +84,7 @@ def halves(node: fx.Node, layers: Layers) -> bool:
     else:
         return False
     asked["stride"] = asked["stride"] or asked["kernel_size"]
-    pairs = {(size, size) if isinstance(size, int) else size for size in (asked["kernel_size"], asked["stride"])}
+    pairs = {(size, size) if isinstance(size, int) else tuple(size) for size in (asked["kernel_size"], asked["stride"])}
     return pairs == {(2, 2)} and all(asked[name] == POOLING[name] for name in tuple(POOLING)[2:])
 
 
