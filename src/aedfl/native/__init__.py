@@ -21,7 +21,7 @@ from torch import Tensor
 from ..data.cache import cache_folder, cached
 from ..errors import UserError
 
-SOURCES = ("conv_pool.c", "merge.c")
+SOURCES = ("conv_pool.c", "line_max.c", "merge.c")
 OPTIONS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 TARGETS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
 """Options for the processor, the best first; not every compiler knows all of them."""
@@ -39,6 +39,12 @@ class Shape(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in ("samples", "channels", "height", "width", "filters", "rows", "columns", "above", "left")
     ]
+
+
+class Line(ctypes.Structure):
+    """`line` in line_max.c."""
+
+    _fields_ = [(name, ctypes.c_int64) for name in ("samples", "channels", "places", "filters", "width")]
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:

@@ -1,5 +1,5 @@
-"""On a CPU: a convolution, its ReLU and the pooling beside it in one kernel, so that slopes are gathered where the
-largest answers were instead of convolved.
+"""On a CPU: a convolution, its ReLU and the maximum beside it in one kernel, so that slopes are gathered where the
+largest answers were instead of convolved. The maximum is a pooling of images by 2, or that over a whole line.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor, fx, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ..native import Shape, library, pointer
+from ..native import Line, Shape, library, pointer
 from .stacked import known
-from .traced import halves, is_relu, layer_of, only_user, plain, trace
+from .traced import halves, is_line_max, is_relu, layer_of, only_user, plain, slides, trace
 
-PREFIX = "_aedfl_conv_pool_"
+PREFIX = "_aedfl_fused_"
 """Of the names of fused layers in a graph."""
 MOST = 1 << 28
 """Numbers of a sample that are too many for the kernel."""
@@ -52,17 +52,59 @@ class _ConvPool(torch.autograd.Function):
         return dx, dw, db if ctx.needs_input_grad[2] else None, None
 
 
-def _called(kernel: Any, shape: Shape, *tensors: Tensor | None) -> None:
+class _LineMax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        kernels = library()
+        assert kernels is not None, "ask `Fusion.of` first"
+        x, weight = x.transpose(1, 2).contiguous(), weight.contiguous()
+        shape = Line(len(x), x.shape[2], x.shape[1], len(weight), weight.shape[2])
+        y = x.new_empty(len(x), len(weight))
+        where = torch.empty_like(y, dtype=torch.int32)
+        shift = weight.new_zeros(len(weight)) if bias is None else bias.contiguous()
+        _called(kernels.line_max, shape, x, weight, shift, y, where)
+        ctx.save_for_backward(x, weight, where)
+        ctx.shape = shape
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        kernels = library()
+        assert kernels is not None
+        x, weight, where = ctx.saved_tensors
+        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
+        _called(kernels.line_slopes, ctx.shape, x, weight, g.contiguous(), where, dw, db, dx)
+        return None if dx is None else dx.transpose(1, 2), dw, db if ctx.needs_input_grad[2] else None
+
+
+def _called(kernel: Any, shape: ctypes.Structure, *tensors: Tensor | None) -> None:
     if not kernel(ctypes.byref(shape), *map(pointer, tensors)):
         raise MemoryError("no memory for a convolution")
 
 
 def conv_pool(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int] = (0, 0)) -> Tensor:
     """`F.relu(F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), 2))`, in the kernel where that can do it."""
-    fits = x.dim() == 4 and x.dtype == weight.dtype == torch.float32 and x.shape[1] == weight.shape[1]
-    if not fits or min(_pooled(x, weight, padding)) < 1 or x[:1].numel() >= MOST or torch.is_autocast_enabled("cpu"):
+    if not _fits(x, weight) or min(_pooled(x, weight, padding)) < 1:
         return F.relu(F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), 2))  # which says what is wrong, if it is
     return _ConvPool.apply(x, weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def line_max(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.relu(F.conv1d(x, weight, bias)).amax(2)`, in the kernel where that can do it.
+
+    Of equal answers the first gets the slope, where PyTorch shares it out.
+    """
+    if not _fits(x, weight) or x.shape[2] < weight.shape[2]:
+        return F.relu(F.conv1d(x, weight, bias)).amax(2)
+    return _LineMax.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether these can be given to a kernel: numbers of one kind, in the right dimensions, and not too many."""
+    known = x.dim() == weight.dim() and x.dtype == weight.dtype == torch.float32 and x.shape[1] == weight.shape[1]
+    return known and x[:1].numel() < MOST and not torch.is_autocast_enabled("cpu")
 
 
 def _pooled(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> list[int]:
@@ -81,6 +123,18 @@ class ConvPool(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self.layer
         return conv_pool(x, layer.weight, layer.bias, layer.padding)
+
+
+class LineMax(nn.Module):
+    """The same for a convolution over a line."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.layer
+        return line_max(x, layer.weight, layer.bias)
 
 
 class Fusion:
@@ -104,8 +158,8 @@ class Fusion:
         """
         layers = dict(module.named_modules())
         plain_numbers = all(p.dtype == torch.float32 for p in module.parameters()) and not list(module.buffers())
-        images = any(isinstance(layer, nn.Conv2d) for layer in layers.values())
-        graph = trace(module) if plain_numbers and images and library() is not None else None
+        some = any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in layers.values())
+        graph = trace(module) if plain_numbers and some and library() is not None else None
         if graph is None or not all(known(node, layers) for node in graph.nodes):
             return None
         convolutions = [node for node in graph.nodes if isinstance(layer_of(node, layers), nn.modules.conv._ConvNd)]
@@ -115,19 +169,26 @@ class Fusion:
     def apply(self, module: nn.Module) -> nn.Module:
         """The fused network, over the module's own parameters."""
         layers = dict(module.named_modules())
-        parts = {f"{PREFIX}{number}": ConvPool(layers[name]) for number, name in enumerate(self.names)}
+        parts = {f"{PREFIX}{number}": _fused(layers[name]) for number, name in enumerate(self.names)}
         with _COMPILING:
             return fx.GraphModule({**layers, **parts}, self.graph)
 
 
+def _fused(layer: nn.Module) -> nn.Module:
+    return LineMax(layer) if isinstance(layer, nn.Conv1d) else ConvPool(layer)
+
+
 def _end(node: fx.Node, layers: dict[str, nn.Module]) -> fx.Node | None:
-    """The last of a convolution, a pooling by 2 and a ReLU, these two in any order; None if it is not followed so."""
-    layer: Any = layer_of(node, layers)
-    if type(layer) is not nn.Conv2d or not plain(layer) or layer.stride != (1, 1):
-        return None
+    """The last of the three that are one kernel, if the convolution is followed so: a ReLU and a pooling by 2, in any
+    order, or a ReLU and the maximum over a line."""
     second = only_user(node)
     third = second and only_user(second)
     if second is None or third is None:
+        return None
+    if slides(node, layers):
+        return third if is_relu(second, layers) and is_line_max(third) else None
+    layer: Any = layer_of(node, layers)
+    if type(layer) is not nn.Conv2d or not plain(layer) or layer.stride != (1, 1):
         return None
     either = (halves(second, layers) and is_relu(third, layers)) or (is_relu(second, layers) and halves(third, layers))
     return third if either else None

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout, keep
-from .traced import halves, is_relu, layer_of, name_of, only_user, plain, trace
+from .traced import halves, is_line_max, is_relu, name_of, only_user, plain, slides, trace
 
 Named = dict[str, Tensor]
 """Parameters by name, each with a leading N."""
@@ -92,8 +92,8 @@ class Stacked:
         self.norms = {node for node in after.values() if self._normed(node)}
         """Poolings and norms that take the ReLU before or after them along."""
         self.relus = {*before, *(relu for relu, node in after.items() if node in self.pools | self.norms)}
-        found = {user: relu for relu in after if (user := only_user(relu)) and _is_line_max(user)}
-        lines = {most: after[relu] for most, relu in found.items() if self._slides(after[relu])}
+        found = {user: relu for relu in after if (user := only_user(relu)) and is_line_max(user)}
+        lines = {most: after[relu] for most, relu in found.items() if slides(after[relu], self.layers)}
         self.lines = {most: str(conv.target) for most, conv in lines.items()}
         """Maxima over a line, after a ReLU after a convolution, with the name of that: all three are one kernel."""
         self.passed = self.relus | set(lines.values()) | {found[most] for most in lines}
@@ -104,11 +104,6 @@ class Stacked:
         """The stacked form of a module, or None if some part of it is not known here."""
         graph, layers = trace(module), dict(module.named_modules())
         return cls(module, graph) if graph and all(known(node, layers) for node in graph.nodes) else None
-
-    def _slides(self, node: fx.Node) -> bool:
-        """True for a convolution over a line, step by step and without padding."""
-        layer = layer_of(node, self.layers)
-        return type(layer) is nn.Conv1d and plain(layer) and layer.stride == (1,) and layer.padding == (0,)
 
     def _normed(self, node: fx.Node) -> bool:
         layer = self.layers.get(str(node.target))
@@ -152,12 +147,6 @@ def known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
     if node.op in ("call_function", "call_method"):
         return name_of(node) in FUNCTIONS
     return node.op in ("placeholder", "output")
-
-
-def _is_line_max(node: fx.Node) -> bool:
-    """True for a maximum over the last dimension of [batch, channels, places]."""
-    dims = node.args[1:] if len(node.args) > 1 else (node.kwargs.get("dim"),)
-    return name_of(node) == "amax" and dims in ((2,), (-1,)) and not node.kwargs.get("keepdim")
 
 
 def _layer(layer: nn.Module, name: str, named: Named, x: Act, keys: Tensor) -> Act:

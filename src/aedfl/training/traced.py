@@ -88,6 +88,18 @@ def halves(node: fx.Node, layers: Layers) -> bool:
     return pairs == {(2, 2)} and all(asked[name] == POOLING[name] for name in tuple(POOLING)[2:])
 
 
+def is_line_max(node: fx.Node) -> bool:
+    """True for a maximum over the last dimension of [batch, channels, places]."""
+    dims = node.args[1:] if len(node.args) > 1 else (node.kwargs.get("dim"),)
+    return name_of(node) == "amax" and dims in ((2,), (-1,)) and not node.kwargs.get("keepdim")
+
+
+def slides(node: fx.Node, layers: Layers) -> bool:
+    """True for a convolution over a line, step by step and without padding."""
+    layer = layer_of(node, layers)
+    return type(layer) is nn.Conv1d and plain(layer) and layer.stride == (1,) and layer.padding == (0,)
+
+
 def plain(layer: Any) -> bool:
     """True for a convolution of all channels with all filters, without gaps, zeros around."""
     dense = layer.groups == 1 and set(layer.dilation) == {1}
