@@ -20,7 +20,7 @@ from aedfl import models, native
 from aedfl.task import Task
 from aedfl.training import fused as place
 from aedfl.training.evaluate import Evaluator
-from aedfl.training.fused import ConvPool, Fusion, conv_pool
+from aedfl.training.fused import Fused, Fusion, conv_pool
 from aedfl.training.sequential import SequentialTrainer
 from training.tasks import PLANS, assert_close, built_in, data, jobs, same_bits, with_masks
 
@@ -142,7 +142,7 @@ def test_networks_whose_convolutions_are_all_pooled_are_fused() -> None:
         fusion = Fusion.of(module)
         assert fusion is not None
         faster = fusion.apply(module)
-        assert sum(isinstance(layer, ConvPool) for layer in faster.modules()) == count
+        assert sum(isinstance(layer, Fused) for layer in faster.modules()) == count
         assert {id(p) for p in faster.parameters()} == {id(p) for p in module.parameters()}
         x = torch.randn(3, *shape)
         assert torch.allclose(faster(x), module(x), atol=1e-6)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aedfl import models, native
-from aedfl.training.fused import Fusion, LineMax, line_max
+from aedfl.training.fused import Fused, Fusion, line_max
 from aedfl.training.sequential import SequentialTrainer
 from training.tasks import PLANS, assert_close, built_in, jobs, same_bits, with_masks
 from training.test_fused import target, whole
@@ -86,7 +86,7 @@ def test_a_text_network_is_fused_and_others_are_not() -> None:
     fusion = Fusion.of(module)
     assert fusion is not None
     faster, x = fusion.apply(module), torch.randint(0, 30, (3, 16))
-    assert sum(isinstance(layer, LineMax) for layer in faster.modules()) == 3
+    assert sum(isinstance(layer, Fused) for layer in faster.modules()) == 3
     assert torch.allclose(faster(x), module(x), atol=1e-6)
 
     class Mean(nn.Module):

@@ -107,8 +107,8 @@ INLINE void add(float *restrict to, const float *restrict from, float factor, in
 }
 
 /* Gradients by the filters, the bias and, unless dx is NULL, the input: written, not added to what is there. */
-int line_slopes(const line *s, const float *x, const float *w, const float *g, const int32_t *where, float *dw,
-                float *db, float *dx) {
+int line_max_slopes(const line *s, const float *x, const float *w, const float *g, const int32_t *where, float *dw,
+                    float *db, float *dx) {
   const int64_t span = s->channels * s->width, size = s->places * s->channels;
   float *turned = room(s->filters * span), *sums = room(s->filters * span);
   const int ready = turned && sums;

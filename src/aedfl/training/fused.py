@@ -25,62 +25,44 @@ _COMPILING = threading.Lock()
 """Held while a graph becomes code: `torch.fx` writes into its nodes meanwhile."""
 
 
-class _ConvPool(torch.autograd.Function):
+class _Largest(torch.autograd.Function):
+    """A kernel that keeps the largest answers of filters and where they were, and one for the slopes there.
+
+    All tensors are contiguous; `y` and `where`, numbers of the type `codes`, have the given sizes.
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int, int]) -> Tensor:
-        kernels = library()
-        assert kernels is not None, "ask `Fusion.of` first"
-        x, weight = x.contiguous(), weight.contiguous()
-        shape = Shape(*x.shape, len(weight), *weight.shape[2:], *padding)
-        y = x.new_empty(len(x), len(weight), *_pooled(x, weight, padding))
-        where = torch.empty_like(y, dtype=torch.uint8)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        kernel: str,
+        shape: ctypes.Structure,
+        sizes: tuple[int, ...],
+        codes: torch.dtype,
+    ) -> Tensor:
+        y, where = x.new_empty(sizes), torch.empty(sizes, dtype=codes)
         shift = weight.new_zeros(len(weight)) if bias is None else bias.contiguous()
-        _called(kernels.conv_pool, shape, x, weight, shift, y, where)
+        _call(kernel, shape, x, weight, shift, y, where)
         ctx.save_for_backward(x, weight, where)
-        ctx.shape = shape
+        ctx.kernel, ctx.shape = kernel, shape
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
-        kernels = library()
-        assert kernels is not None
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, where = ctx.saved_tensors
         dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
         dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
-        _called(kernels.conv_pool_slopes, ctx.shape, x, weight, g.contiguous(), where, dw, db, dx)
-        return dx, dw, db if ctx.needs_input_grad[2] else None, None
+        _call(f"{ctx.kernel}_slopes", ctx.shape, x, weight, g.contiguous(), where, dw, db, dx)
+        return dx, dw, db if ctx.needs_input_grad[2] else None, None, None, None, None
 
 
-class _LineMax(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        kernels = library()
-        assert kernels is not None, "ask `Fusion.of` first"
-        x, weight = x.transpose(1, 2).contiguous(), weight.contiguous()
-        shape = Line(len(x), x.shape[2], x.shape[1], len(weight), weight.shape[2])
-        y = x.new_empty(len(x), len(weight))
-        where = torch.empty_like(y, dtype=torch.int32)
-        shift = weight.new_zeros(len(weight)) if bias is None else bias.contiguous()
-        _called(kernels.line_max, shape, x, weight, shift, y, where)
-        ctx.save_for_backward(x, weight, where)
-        ctx.shape = shape
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        kernels = library()
-        assert kernels is not None
-        x, weight, where = ctx.saved_tensors
-        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        dw, db = torch.empty_like(weight), weight.new_empty(len(weight))
-        _called(kernels.line_slopes, ctx.shape, x, weight, g.contiguous(), where, dw, db, dx)
-        return None if dx is None else dx.transpose(1, 2), dw, db if ctx.needs_input_grad[2] else None
-
-
-def _called(kernel: Any, shape: ctypes.Structure, *tensors: Tensor | None) -> None:
-    if not kernel(ctypes.byref(shape), *map(pointer, tensors)):
+def _call(kernel: str, shape: ctypes.Structure, *tensors: Tensor | None) -> None:
+    kernels = library()
+    assert kernels is not None, "ask `Fusion.of` first"
+    if not getattr(kernels, kernel)(ctypes.byref(shape), *map(pointer, tensors)):
         raise MemoryError("no memory for a convolution")
 
 
@@ -88,7 +70,10 @@ def conv_pool(x: Tensor, weight: Tensor, bias: Tensor | None, padding: tuple[int
     """`F.relu(F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), 2))`, in the kernel where that can do it."""
     if not _fits(x, weight) or min(_pooled(x, weight, padding)) < 1:
         return F.relu(F.max_pool2d(F.conv2d(x, weight, bias, padding=padding), 2))  # which says what is wrong, if it is
-    return _ConvPool.apply(x, weight, bias, padding)  # type: ignore[no-any-return, no-untyped-call]
+    x, weight = x.contiguous(), weight.contiguous()
+    shape = Shape(*x.shape, len(weight), *weight.shape[2:], *padding)
+    sizes = len(x), len(weight), *_pooled(x, weight, padding)
+    return _Largest.apply(x, weight, bias, "conv_pool", shape, sizes, torch.uint8)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def line_max(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,7 +83,10 @@ def line_max(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """
     if not _fits(x, weight) or x.shape[2] < weight.shape[2]:
         return F.relu(F.conv1d(x, weight, bias)).amax(2)
-    return _LineMax.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+    x, weight = x.transpose(1, 2).contiguous(), weight.contiguous()
+    shape = Line(len(x), x.shape[2], x.shape[1], len(weight), weight.shape[2])
+    sizes = len(x), len(weight)
+    return _Largest.apply(x, weight, bias, "line_max", shape, sizes, torch.int32)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
@@ -113,7 +101,7 @@ def _pooled(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> list[int]:
     return [(size + 2 * gap - side + 1) // 2 for size, gap, side in sizes]
 
 
-class ConvPool(nn.Module):
+class Fused(nn.Module):
     """A convolution with what follows it; the parameters are those of the layer it is made from."""
 
     def __init__(self, layer: nn.Module) -> None:
@@ -122,19 +110,9 @@ class ConvPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         layer: Any = self.layer
+        if isinstance(layer, nn.Conv1d):
+            return line_max(x, layer.weight, layer.bias)
         return conv_pool(x, layer.weight, layer.bias, layer.padding)
-
-
-class LineMax(nn.Module):
-    """The same for a convolution over a line."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: Tensor) -> Tensor:
-        layer: Any = self.layer
-        return line_max(x, layer.weight, layer.bias)
 
 
 class Fusion:
@@ -169,13 +147,9 @@ class Fusion:
     def apply(self, module: nn.Module) -> nn.Module:
         """The fused network, over the module's own parameters."""
         layers = dict(module.named_modules())
-        parts = {f"{PREFIX}{number}": _fused(layers[name]) for number, name in enumerate(self.names)}
+        parts = {f"{PREFIX}{number}": Fused(layers[name]) for number, name in enumerate(self.names)}
         with _COMPILING:
             return fx.GraphModule({**layers, **parts}, self.graph)
-
-
-def _fused(layer: nn.Module) -> nn.Module:
-    return LineMax(layer) if isinstance(layer, nn.Conv1d) else ConvPool(layer)
 
 
 def _end(node: fx.Node, layers: dict[str, nn.Module]) -> fx.Node | None:
