@@ -15,10 +15,12 @@ Slots = Sequence[Tensor | None]
 
 
 def possible(vectors: Sequence[Slots], masks: Sequence[Slots]) -> bool:
-    """Whether the kernels can do these jobs."""
-    there = [tensor for job in (*vectors, *masks) for tensor in job if tensor is not None]
-    plain = all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in there)
-    return plain and all(tensor.dtype in (torch.float32, torch.bool) for tensor in there) and library() is not None
+    """Whether the kernels can do these jobs; all tensors lie on the device of the first."""
+    first = vectors[0][0]
+    if first is None or first.device.type != "cpu" or library() is None:
+        return False
+    there = (tensor for job in (*vectors, *masks) for tensor in job if tensor is not None)
+    return all(tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.bool) for tensor in there)
 
 
 def merge_each(vectors: Sequence[Slots], masks: Sequence[Slots], weights: Tensor) -> list[Tensor]:
