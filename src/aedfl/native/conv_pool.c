@@ -263,29 +263,29 @@ INLINE int64_t first_place(const shape *s, const pieces *p, int64_t row, int64_t
   return 2 * (row * p->pitch + column * s->channels);
 }
 
-/* To pixels with their channels side by side and a border around them, or back. */
-static void turn(const shape *s, const pieces *p, float *x, float *image, int back) {
-  for (int64_t c = 0; c < s->channels; c++)
-    for (int64_t r = 0; r < s->height; r++) {
-      float *plain = x + (c * s->height + r) * s->width;
-      float *mixed = image + (r + s->above) * p->pitch + s->left * s->channels + c;
-      if (back) for (int64_t k = 0; k < s->width; k++) plain[k] = mixed[k * s->channels];
-      else for (int64_t k = 0; k < s->width; k++) mixed[k * s->channels] = plain[k];
-    }
+/* Where a row of a channel begins in an image. */
+INLINE int64_t row_of(const shape *s, const pieces *p, int64_t channel, int64_t row) {
+  return (row + s->above) * p->pitch + s->left * s->channels + channel;
 }
 
-/* Filters to patches as they lie in an image, or their gradients back. */
-static void turn_filters(const shape *s, const pieces *p, float *w, float *patches, int back) {
-  for (int64_t f = 0; f < s->filters; f++)
-    for (int64_t c = 0; c < s->channels; c++)
-      for (int64_t i = 0; i < s->rows; i++)
-        for (int64_t j = 0; j < s->columns; j++) {
-          float *plain = w + ((f * s->channels + c) * s->rows + i) * s->columns + j;
-          float *mixed = patches + f * p->filter + i * p->line + j * s->channels + c;
-          if (back) *plain = *mixed;
-          else *mixed = *plain;
-        }
+static void mix(const shape *s, const pieces *p, const float *x, float *image) {
+  for (int64_t c = 0; c < s->channels; c++)
+    for (int64_t r = 0; r < s->height; r++, x += s->width)
+      for (int64_t k = 0; k < s->width; k++) image[row_of(s, p, c, r) + k * s->channels] = x[k];
 }
+
+static void unmix(const shape *s, const pieces *p, const float *image, float *x) {
+  for (int64_t c = 0; c < s->channels; c++)
+    for (int64_t r = 0; r < s->height; r++, x += s->width)
+      for (int64_t k = 0; k < s->width; k++) x[k] = image[row_of(s, p, c, r) + k * s->channels];
+}
+
+/* For every weight, in the order of filters: `i` is its place there, `j` that among patches. */
+#define EACH_WEIGHT(DO) \
+  for (int64_t f = 0, i = 0; f < s->filters; f++) \
+    for (int64_t c = 0; c < s->channels; c++) \
+      for (int64_t r = 0; r < s->rows; r++) \
+        for (int64_t k = 0, j = f * p->filter + r * p->line + c; k < s->columns; k++, i++, j += s->channels) DO;
 
 /* The places of one filter that have a slope, and their slopes, filled up with zeros to a whole vector. */
 static int64_t alive(const shape *s, const pieces *p, const float *g, const uint8_t *where, int32_t *at,
@@ -393,10 +393,10 @@ int conv_pool_slopes(const shape *s, const float *x, const float *w, const float
   if (ready) {
     for (int64_t v = 0; v < p->vectors; v++)
       p->starts[v] = v * LANES / p->line * p->pitch + v * LANES % p->line;
-    turn_filters(s, p, (float *)w, patches, 0);
+    EACH_WEIGHT(patches[j] = w[i])
     memset(db, 0, 4 * s->filters);
     for (int64_t n = 0; n < s->samples; n++) {
-      turn(s, p, (float *)x + n * size, image, 0);
+      mix(s, p, x + n * size, image);
       for (int64_t f = 0; f < s->filters; f++) {
         const int64_t from = n * answers + f * p->cells, count = alive(s, p, g + from, where + from, at, slopes);
         db[f] += sum(slopes, count);
@@ -405,9 +405,9 @@ int conv_pool_slopes(const shape *s, const float *x, const float *w, const float
       if (!dx) continue;
       memset(back, 0, 4 * p->pixels);
       by_input(s, p, patches, g + n * answers, where + n * answers, lists, back);
-      turn(s, p, dx + n * size, back, 1);
+      unmix(s, p, back, dx + n * size);
     }
-    turn_filters(s, p, dw, sums, 1);
+    EACH_WEIGHT(dw[i] = sums[j])
   }
   free(image), free(slopes), free(sums), free(patches), free(back), free(at), free(lists), free(p->starts);
   return ready;
