@@ -22,6 +22,7 @@ from ..data.cache import cache_folder, cached
 from ..errors import UserError
 
 SOURCES = ("conv_pool.c", "line_max.c", "merge.c")
+HEADERS = ("vectors.h",)
 OPTIONS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 TARGETS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
 """Options for the processor, the best first; not every compiler knows all of them."""
@@ -37,7 +38,7 @@ class Shape(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("samples", "channels", "height", "width", "filters", "rows", "columns", "above", "left")
+        for name in ("samples", "channels", "height", "width", "filters", "rows", "columns", "over", "left")
     ]
 
 
@@ -72,7 +73,7 @@ def compiled(target: tuple[str, ...]) -> ctypes.CDLL:
     """The kernels for one set of options, from the cache or anew; raises what compiler or disk have against it."""
     command = [*shlex.split(os.environ.get("CC") or "cc"), *OPTIONS, *target]
     version = _run([command[0], "--version"])
-    texts = {name: (files(__package__) / name).read_bytes() for name in SOURCES}
+    texts = {name: (files(__package__) / name).read_bytes() for name in (*SOURCES, *HEADERS)}
     key = b"\0".join((*texts.values(), version, _processor().encode(), shlex.join(command).encode()))
     build = partial(_build, command, texts)
     return cached(cache_folder(), "kernels", blake2b(key, digest_size=12).hexdigest(), build, _read)
@@ -81,7 +82,7 @@ def compiled(target: tuple[str, ...]) -> ctypes.CDLL:
 def _build(command: list[str], texts: dict[str, bytes], folder: Path) -> None:
     for name, text in texts.items():
         (folder / name).write_bytes(text)
-    _run([*command, "-o", BINARY, *texts], folder)
+    _run([*command, "-o", BINARY, *SOURCES], folder)
     with (folder / BINARY).open("rb") as file:
         os.fsync(file.fileno())  # a library that was cut short would end the process that loads it
 

@@ -9,31 +9,12 @@
  * none goes through to y, as in PyTorch; infinite slopes may make more of the gradients no numbers than there.
  */
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-#define LANES 16
-#define TILE 6 /* filters at a time with two vectors of columns: 24 sums in 32 registers */
-#elif defined(__AVX__)
-#define LANES 8
-#define TILE 3
-#else
-#define LANES 4
-#define TILE 3
-#endif
+#define TILE (SUMS / 4) /* filters at a time, with two vectors of columns in each of two rows */
 #define DEAD 4
 #define SLACK (4 * LANES) /* behind an image: the last vectors of a row or a patch reach beyond it, and are not used */
 #define SEGMENTS 5 /* vectors of a filter's gradient that are summed at a time */
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vec load(const float *p) { vec v; memcpy(&v, p, sizeof v); return v; }
-INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
-INLINE vec pick(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) | ((ints)no & ~which)); }
 
 #if LANES == 16
 #define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
@@ -48,20 +29,19 @@ INLINE vec pick(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) 
 #ifdef __clang__
 #define EVEN(a, b) __builtin_shufflevector(a, b, EVENS)
 #define ODD(a, b) __builtin_shufflevector(a, b, ODDS)
-#else /* which older GCCs know, too */
+#else /* older GCCs know this one alone */
 #define EVEN(a, b) __builtin_shuffle(a, b, (ints){EVENS})
 #define ODD(a, b) __builtin_shuffle(a, b, (ints){ODDS})
 #endif
 
 typedef struct {
-  int64_t samples, channels, height, width, filters, rows, columns, above, left; /* rows and columns of a filter */
+  int64_t samples, channels, height, width, filters, rows, columns, over, left; /* rows and columns of a filter */
 } shape;
 
-INLINE int64_t high(const shape *s) { return s->height + 2 * s->above; }
+INLINE int64_t high(const shape *s) { return s->height + 2 * s->over; }
 INLINE int64_t wide(const shape *s) { return s->width + 2 * s->left; }
 INLINE int64_t pooled_rows(const shape *s) { return (high(s) - s->rows + 1) / 2; }
 INLINE int64_t pooled_columns(const shape *s) { return (wide(s) - s->columns + 1) / 2; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 /* The largest of four vectors, after the ReLU, and its number. */
@@ -69,7 +49,7 @@ INLINE vec largest(const vec four[4], ints *code) {
   vec most = four[0];
   ints which = {0};
   for (int i = 1; i < 4; i++) {
-    ints more = (four[i] > most) | (four[i] != four[i]);
+    ints more = above(most, four[i]);
     most = pick(more, four[i], most);
     which = (more & i) | (which & ~more);
   }
@@ -206,13 +186,13 @@ static void by_filters(const shape *s, const float *image, const float *w, const
 /* The image with its border, channel by channel. */
 static void frame(const shape *s, const float *x, float *image) {
   const int64_t pitch = wide(s);
-  if (!s->above && !s->left) {
+  if (!s->over && !s->left) {
     memcpy(image, x, 4 * s->channels * s->height * s->width);
     return;
   }
   for (int64_t c = 0; c < s->channels; c++)
     for (int64_t r = 0; r < s->height; r++)
-      memcpy(image + (c * high(s) + r + s->above) * pitch + s->left, x + (c * s->height + r) * s->width, 4 * s->width);
+      memcpy(image + (c * high(s) + r + s->over) * pitch + s->left, x + (c * s->height + r) * s->width, 4 * s->width);
 }
 
 /* Whether lanes are filters: whichever way fewer of them idle. */
@@ -220,8 +200,6 @@ static int filters_in_lanes(const shape *s) {
   const int64_t columns = 2 * pooled_columns(s), block = columns > LANES ? 2 * LANES : LANES;
   return s->filters * ((columns + block - 1) / block * block) > columns * whole(s->filters);
 }
-
-static float *room(int64_t count) { return calloc((size_t)count + 1, sizeof(float)); }
 
 int conv_pool(const shape *s, const float *x, const float *w, const float *bias, float *y, uint8_t *where) {
   const int64_t taps = s->channels * s->rows * s->columns, size = s->channels * s->height * s->width;
@@ -265,7 +243,7 @@ INLINE int64_t first_place(const shape *s, const pieces *p, int64_t row, int64_t
 
 /* Where a row of a channel begins in an image. */
 INLINE int64_t row_of(const shape *s, const pieces *p, int64_t channel, int64_t row) {
-  return (row + s->above) * p->pitch + s->left * s->channels + channel;
+  return (row + s->over) * p->pitch + s->left * s->channels + channel;
 }
 
 static void mix(const shape *s, const pieces *p, const float *x, float *image) {

@@ -8,32 +8,14 @@
  * first of equals, or -1. Sums run in a fixed order. A number that is none goes through to y.
  */
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "vectors.h"
 
-#if defined(__AVX512F__)
-#define LANES 16
-#define TILE 12 /* places at a time, with two vectors of filters: 24 sums in 32 registers */
-#elif defined(__AVX__)
-#define LANES 8
-#define TILE 6
-#else
-#define LANES 4
-#define TILE 6
-#endif
+#define TILE (SUMS / 2) /* places at a time, with two vectors of filters */
 #define BLOCK (2 * LANES) /* filters at a time */
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef int32_t ints __attribute__((vector_size(4 * LANES)));
-#define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
   int64_t samples, channels, places, filters, width;
 } line;
-
-INLINE vec load(const float *p) { vec v; memcpy(&v, p, sizeof v); return v; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 typedef struct {
   vec most[2];
@@ -41,8 +23,8 @@ typedef struct {
 } best;
 
 INLINE void take(best *found, int v, vec answers, int32_t place) {
-  const ints more = (answers > found->most[v]) | (answers != answers);
-  found->most[v] = (vec)(((ints)answers & more) | ((ints)found->most[v] & ~more));
+  const ints more = above(found->most[v], answers);
+  found->most[v] = pick(more, answers, found->most[v]);
   found->place[v] = (more & place) | (found->place[v] & ~more);
 }
 
@@ -72,8 +54,6 @@ static best search(const line *s, const float *x, const float *w, const float *b
   for (; p < count; p++) answers(x, w, bias, s->channels, span, p, &found, 1);
   return found;
 }
-
-static float *room(int64_t count) { return calloc((size_t)count + 1, sizeof(float)); }
 
 int line_max(const line *s, const float *x, const float *w, const float *bias, float *y, int32_t *where) {
   const int64_t span = s->channels * s->width, size = s->places * s->channels;
