@@ -116,6 +116,16 @@ class Task:
         """True where a CPU trains faster with the channels of a pixel side by side, and the module allows it."""
         return self.device.type == "cpu" and traits.likes_channels_last(self.module, self._few())
 
+    def fusion(self, module: nn.Module, kernels: bool) -> Fusion | None:
+        """What kernels can do in a module with this task's layers, in the mode that it is in.
+
+        Not where chance plays a part: a trace would keep what was drawn while it was made.
+        """
+        from .training.fused import Fusion
+
+        possible = kernels and self.device.type == "cpu" and not self.draws_randomness
+        return Fusion.of(module) if possible else None
+
     def forward(self, module: nn.Module, fusion: Fusion | None) -> Callable[[Tensor], Tensor]:
         """How a module with this task's layers is run: with its layers fused where they can be."""
         if fusion is not None or not self.channels_last:

@@ -15,7 +15,6 @@ from torch.func import functional_call, vmap
 from ..task import Task
 from ..transfer import Later, arriving, sent
 from .dropout import dropouts
-from .fused import Fusion
 from .plan import Indices
 from .stacked import Act, Stacked, has_kernels
 from .traits import PROCESS, widest
@@ -58,12 +57,9 @@ class Evaluator(Scorer):
 
     def __init__(self, task: Task, kernels: bool = True) -> None:
         self.task = task
-        cpu = task.device.type == "cpu"
         self.fast = kernels and has_kernels(task.device)
         self.flat = task.make_evaluation_module()
-        self.forward = task.forward(self.flat.module, Fusion.of(self.flat.module) if cpu and kernels else None)
-        plain = task.layout.size == task.layout.parameters
-        self.stacked = Stacked.of(self.flat.module) if plain and not cpu and not dropouts(self.flat.module) else None
+        self.forward = task.forward(self.flat.module, task.fusion(self.flat.module, kernels))
 
     @torch.no_grad()
     def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
@@ -72,6 +68,12 @@ class Evaluator(Scorer):
         with PROCESS:
             table = torch.cat(sums) if sums else torch.stack([self._one(v, rows, test) for v in vectors])
         return scores(table.double() / max(1, len(rows)))
+
+    @cached_property
+    def stacked(self) -> Stacked | None:
+        """How many models are run at once, where it is not by `vmap`."""
+        plain = self.task.layout.size == self.task.layout.parameters and not dropouts(self.flat.module)
+        return Stacked.of(self.flat.module) if plain else None
 
     @cached_property
     def models(self) -> int:

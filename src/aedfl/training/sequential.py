@@ -33,10 +33,8 @@ class SequentialTrainer:
 
     def __init__(self, task: Task, workers: int = 1, kernels: bool = True) -> None:
         self.task = task
-        cpu = task.device.type == "cpu"
-        plain = cpu and not task.draws_randomness  # a trace would keep what was drawn while it was made
-        self.fusion = Fusion.of(deepcopy(task.module).train()) if plain and kernels else None
-        self.workers = 1 if task.draws_randomness or not cpu else max(1, workers)
+        self.fusion = task.fusion(deepcopy(task.module).train(), kernels)
+        self.workers = 1 if task.draws_randomness or task.device.type != "cpu" else max(1, workers)
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(self.workers, "train") if self.workers > 1 else None
 
