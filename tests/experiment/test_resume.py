@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -111,8 +112,10 @@ def test_a_run_killed_at_random_moments_ends_the_same(tmp_path: Path) -> None:
 def test_a_run_killed_very_often_ends_the_same(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]()
     config = config.model_copy(update={"stop": config.stop.model_copy(update={"virtual_seconds": 200.0})})
+    began = time.monotonic()
     expected = whole(config)
-    assert killed(config, tmp_path / "torn", kills=25, longest=1.5) >= 10
+    longest = min(1.5, (time.monotonic() - began) / 5)  # or a fast machine is done before it is killed
+    assert killed(config, tmp_path / "torn", kills=25, longest=longest) >= 10
     assert record(tmp_path / "torn") == expected
 
 
