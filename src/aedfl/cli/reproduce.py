@@ -208,7 +208,7 @@ def tune(
     at_once: AtOnce = None,
     checkpoints: Checkpoints = None,
 ) -> None:
-    """Try a few hyper-parameters of each method on validation data, and freeze the best for the tables.
+    """Try a few hyper-parameters of each method on validation data, then the best with weight decay; freeze what wins.
 
     Validation data are a tenth of the training data, set aside; the test set is not looked at.
     """

@@ -19,7 +19,7 @@ class Normalisation:
     def __call__(self, x: Tensor) -> Tensor:
         """`(x / 255 - mean) / std` in float32, for uint8 x [..., C, H, W] on any device."""
         factor, shift = _affine(self, x.device)
-        return x.to(torch.float32).mul_(factor).add_(shift)  # of uint8: a copy, which nobody else sees
+        return x.to(torch.float32, copy=True).mul_(factor).add_(shift)
 
 
 @lru_cache(maxsize=32)

@@ -166,7 +166,7 @@ class Engine(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "tf32"
     kernels: bool = True
-    """Use the kernels of our own (Triton on a GPU, C on a CPU) where they fit; without, PyTorch's alone."""
+    """Train and evaluate by kernels of our own (Triton on a GPU, C on a CPU) where they fit, or by PyTorch alone."""
     lookahead: Count | None = None
     """Jobs that may be queued before they are computed together; by default 256, on a GPU as many as devices."""
     overlap: bool | None = None

@@ -104,7 +104,7 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
 
 
 def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None:
-    """Adds the trial after the others; it may be chosen once all methods have theirs, so that nobody has more."""
+    """Adds the trial after the others; it may be chosen once all methods here have theirs, so that nobody has more."""
     for method, one in found.items():
         if one["best"] is not None:
             keys = _further(method, one["best"])
