@@ -20,6 +20,7 @@ from .training.flat import FlatModule
 
 if TYPE_CHECKING:
     from .sparsity import ChannelGroups
+    from .training.chain import Recipe
     from .training.fused import Fusion
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -123,8 +124,28 @@ class Task:
         """
         from .training.fused import Fusion
 
-        possible = kernels and self.device.type == "cpu" and not self.draws_randomness
-        return Fusion.of(module) if possible else None
+        return Fusion.of(module) if self._for_kernels(kernels) else None
+
+    def recipe(self, module: nn.Module, kernels: bool) -> Recipe | None:
+        """How kernels run a module with this task's layers from its inputs to its outputs, if they know them all."""
+        from .training.chain import Recipe
+
+        return Recipe.of(module) if self._for_kernels(kernels) else None
+
+    def _for_kernels(self, kernels: bool) -> bool:
+        return kernels and self.device.type == "cpu" and not self.draws_randomness
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self._few().shape[1:])
+
+    @property
+    def crossed(self) -> bool:
+        """True where the loss is the mean cross entropy, without weights or smoothing."""
+        if type(self.loss) is nn.CrossEntropyLoss:
+            return _is_mean(self.loss) and not self.loss.label_smoothing
+        return self.loss is F.cross_entropy
 
     def forward(self, module: nn.Module, fusion: Fusion | None) -> Callable[[Tensor], Tensor]:
         """How a module with this task's layers is run: with its layers fused where they can be."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from ..data.cache import cache_folder, cached
 from ..errors import UserError
 
-SOURCES = ("conv_pool.c", "line_max.c", "merge.c")
-HEADERS = ("vectors.h",)
+SOURCES = ("chain.c", "conv_pool.c", "line_max.c", "merge.c")
+HEADERS = ("conv_pool.h", "vectors.h")
 OPTIONS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 TARGETS = (("-march=native", "-mprefer-vector-width=512"), ("-march=native",), ())
 """Options for the processor, the best first; not every compiler knows all of them."""
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Shape(ctypes.Structure):
-    """`shape` in conv_pool.c."""
+    """`shape` in conv_pool.h."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -46,6 +46,26 @@ class Line(ctypes.Structure):
     """`line` in line_max.c."""
 
     _fields_ = [(name, ctypes.c_int64) for name in ("samples", "channels", "places", "filters", "width")]
+
+
+class Layer(ctypes.Structure):
+    """`layer` in chain.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("kind", "level", "relu", "inputs", "outputs", "column")),
+        *((name, ctypes.c_int64) for name in ("weight", "bias")),
+        ("image", Shape),
+        *((name, ctypes.c_int64) for name in ("table", "words", "channels", "width")),
+    ]
+
+
+class Steps(ctypes.Structure):
+    """`plan` in chain.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("layers", "parameters", "batch", "samples", "steps")),
+        *((name, ctypes.c_float) for name in ("lr", "momentum", "weight_decay", "proximal", "clip_norm")),
+    ]
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
@@ -82,7 +102,7 @@ def compiled(target: tuple[str, ...]) -> ctypes.CDLL:
 def _build(command: list[str], texts: dict[str, bytes], folder: Path) -> None:
     for name, text in texts.items():
         (folder / name).write_bytes(text)
-    _run([*command, "-o", BINARY, *SOURCES], folder)
+    _run([*command, "-o", BINARY, *SOURCES, "-lm"], folder)
     with (folder / BINARY).open("rb") as file:
         os.fsync(file.fileno())  # a library that was cut short would end the process that loads it
 

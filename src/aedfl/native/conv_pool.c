@@ -9,7 +9,11 @@
  * none goes through to y, as in PyTorch; infinite slopes may make more of the gradients no numbers than there.
  */
 
-#include "vectors.h"
+#include "conv_pool.h"
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 #define TILE (SUMS / 4) /* filters at a time, with two vectors of columns in each of two rows */
 #define DEAD 4
@@ -34,15 +38,10 @@
 #define ODD(a, b) __builtin_shuffle(a, b, (ints){ODDS})
 #endif
 
-typedef struct {
-  int64_t samples, channels, height, width, filters, rows, columns, over, left; /* rows and columns of a filter */
-} shape;
-
 INLINE int64_t high(const shape *s) { return s->height + 2 * s->over; }
 INLINE int64_t wide(const shape *s) { return s->width + 2 * s->left; }
 INLINE int64_t pooled_rows(const shape *s) { return (high(s) - s->rows + 1) / 2; }
 INLINE int64_t pooled_columns(const shape *s) { return (wide(s) - s->columns + 1) / 2; }
-INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 /* The largest of four vectors, after the ReLU, and its number. */
 INLINE vec largest(const vec four[4], ints *code) {
@@ -201,7 +200,8 @@ static int filters_in_lanes(const shape *s) {
   return s->filters * ((columns + block - 1) / block * block) > columns * whole(s->filters);
 }
 
-int conv_pool(const shape *s, const float *x, const float *w, const float *bias, float *y, uint8_t *where) {
+int conv_pool_of(const shape *s, const int64_t *which, const float *x, const float *w, const float *bias, float *y,
+                 uint8_t *where) {
   const int64_t taps = s->channels * s->rows * s->columns, size = s->channels * s->height * s->width;
   const int64_t answers = s->filters * pooled_rows(s) * pooled_columns(s);
   const int filters = filters_in_lanes(s);
@@ -210,18 +210,22 @@ int conv_pool(const shape *s, const float *x, const float *w, const float *bias,
   float *shift = room(whole(s->filters));
   const int ready = image && packed && shift;
   if (ready) {
-    memcpy(shift, bias, 4 * s->filters);
+    if (bias) memcpy(shift, bias, 4 * s->filters);
     for (int64_t f = 0; f < s->filters; f++) { /* blocks of filters, tap by tap */
       const int64_t first = f / block * block, many = filters ? LANES : least(block, s->filters - first);
       for (int64_t t = 0; t < taps; t++) packed[first * taps + t * many + f - first] = w[f * taps + t];
     }
     for (int64_t n = 0; n < s->samples; n++) {
-      frame(s, x + n * size, image);
+      frame(s, x + (which ? which[n] : n) * size, image);
       (filters ? by_filters : by_columns)(s, image, packed, shift, y + n * answers, where + n * answers);
     }
   }
   free(image), free(packed), free(shift);
   return ready;
+}
+
+int conv_pool(const shape *s, const float *x, const float *w, const float *bias, float *y, uint8_t *where) {
+  return conv_pool_of(s, NULL, x, w, bias, y, where);
 }
 
 /* For gradients an image has the channels of a pixel side by side, so that a row of a filter's patch is one piece of
@@ -265,17 +269,30 @@ static void unmix(const shape *s, const pieces *p, const float *image, float *x)
       for (int64_t r = 0; r < s->rows; r++) \
         for (int64_t k = 0, j = f * p->filter + r * p->line + c; k < s->columns; k++, i++, j += s->channels) DO;
 
-/* The places of one filter that have a slope, and their slopes, filled up with zeros to a whole vector. */
-static int64_t alive(const shape *s, const pieces *p, const float *g, const uint8_t *where, int32_t *at,
+/* The places of one filter that have a slope, and their slopes, filled up with zeros to a whole vector. `corners` has
+ * each cell's first place. No branches: which are dead cannot be foreseen. */
+static int64_t alive(const pieces *p, const int32_t *corners, const float *g, const uint8_t *where, int32_t *at,
                      float *slopes) {
-  int64_t count = 0;
-  for (int64_t r = 0, cell = 0; r < pooled_rows(s); r++)
-    for (int64_t c = 0; c < pooled_columns(s); c++, cell++) { /* no branch: which are dead cannot be foreseen */
-      const uint8_t code = where[cell];
-      at[count] = (int32_t)(first_place(s, p, r, c) + p->steps[code % DEAD]);
-      slopes[count] = g[cell];
-      count += code != DEAD;
-    }
+  int64_t count = 0, cell = 0;
+#ifdef __AVX512F__
+  int32_t table[16] = {0};
+  for (int code = 0; code < DEAD; code++) table[code] = (int32_t)p->steps[code];
+  const __m512i steps = _mm512_loadu_si512(table), dead = _mm512_set1_epi32(DEAD);
+  for (; cell + 16 <= p->cells; cell += 16) {
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(where + cell)));
+    const __mmask16 some = _mm512_cmpneq_epi32_mask(codes, dead);
+    const __m512i places = _mm512_add_epi32(_mm512_loadu_si512(corners + cell), _mm512_permutexvar_epi32(codes, steps));
+    _mm512_storeu_si512(at + count, _mm512_maskz_compress_epi32(some, places));
+    _mm512_storeu_ps(slopes + count, _mm512_maskz_compress_ps(some, _mm512_loadu_ps(g + cell)));
+    count += __builtin_popcount(some);
+  }
+#endif
+  for (; cell < p->cells; cell++) {
+    const uint8_t code = where[cell];
+    at[count] = corners[cell] + (int32_t)p->steps[code % DEAD];
+    slopes[count] = g[cell];
+    count += code != DEAD;
+  }
   for (int64_t i = count; i < whole(count); i++) slopes[i] = 0;
   return count;
 }
@@ -358,27 +375,39 @@ static void by_filter(const pieces *p, const float *image, const int32_t *at, co
   }
 }
 
-/* Gradients by the filters, the bias and, unless dx is NULL, the input: written, not added to what is there. */
-int conv_pool_slopes(const shape *s, const float *x, const float *w, const float *g, const uint8_t *where, float *dw,
-                     float *db, float *dx) {
+int64_t conv_pool_mixed(const shape *s) { return cut(s).pixels; }
+
+void conv_pool_mix(const shape *s, const float *x, float *mixed) {
+  const pieces p = cut(s);
+  memset(mixed, 0, 4 * p.pixels);
+  mix(s, &p, x, mixed);
+}
+
+int conv_pool_slopes_of(const shape *s, const int64_t *which, const float *x, const float *mixed, const float *w,
+                        const float *g, const uint8_t *where, float *dw, float *db, float *dx) {
   pieces given = cut(s), *const p = &given;
   const int64_t size = s->channels * s->height * s->width, answers = s->filters * p->cells;
-  float *image = room(p->pixels), *slopes = room(whole(p->cells)), *sums = room(s->filters * p->filter);
+  float *image = room(p->pixels), *slopes = room(whole(p->cells) + LANES), *sums = room(s->filters * p->filter);
   float *patches = room(s->filters * p->filter), *back = room(p->pixels);
-  int32_t *at = (int32_t *)room(p->cells), *lists = (int32_t *)room((DEAD + 1) * s->filters);
+  int32_t *at = (int32_t *)room(p->cells + LANES), *corners = (int32_t *)room(p->cells);
+  int32_t *lists = (int32_t *)room((DEAD + 1) * s->filters);
   p->starts = malloc((size_t)p->vectors * sizeof *p->starts);
-  const int ready = image && slopes && sums && patches && back && at && lists && p->starts;
+  const int ready = image && slopes && sums && patches && back && at && corners && lists && p->starts;
   if (ready) {
     for (int64_t v = 0; v < p->vectors; v++)
       p->starts[v] = v * LANES / p->line * p->pitch + v * LANES % p->line;
+    for (int64_t r = 0, cell = 0; r < pooled_rows(s); r++)
+      for (int64_t c = 0; c < pooled_columns(s); c++) corners[cell++] = (int32_t)first_place(s, p, r, c);
     EACH_WEIGHT(patches[j] = w[i])
-    memset(db, 0, 4 * s->filters);
+    if (db) memset(db, 0, 4 * s->filters);
     for (int64_t n = 0; n < s->samples; n++) {
-      mix(s, p, x + n * size, image);
+      const int64_t source = which ? which[n] : n;
+      const float *from = mixed ? mixed + source * p->pixels : image;
+      if (!mixed) mix(s, p, x + source * size, image);
       for (int64_t f = 0; f < s->filters; f++) {
-        const int64_t from = n * answers + f * p->cells, count = alive(s, p, g + from, where + from, at, slopes);
-        db[f] += sum(slopes, count);
-        by_filter(p, image, at, slopes, count, sums + f * p->filter);
+        const int64_t first = n * answers + f * p->cells, count = alive(p, corners, g + first, where + first, at, slopes);
+        if (db) db[f] += sum(slopes, count);
+        by_filter(p, from, at, slopes, count, sums + f * p->filter);
       }
       if (!dx) continue;
       memset(back, 0, 4 * p->pixels);
@@ -387,6 +416,12 @@ int conv_pool_slopes(const shape *s, const float *x, const float *w, const float
     }
     EACH_WEIGHT(dw[i] = sums[j])
   }
-  free(image), free(slopes), free(sums), free(patches), free(back), free(at), free(lists), free(p->starts);
+  free(image), free(slopes), free(sums), free(patches), free(back), free(at);
+  free(corners), free(lists), free(p->starts);
   return ready;
+}
+
+int conv_pool_slopes(const shape *s, const float *x, const float *w, const float *g, const uint8_t *where, float *dw,
+                     float *db, float *dx) {
+  return conv_pool_slopes_of(s, NULL, x, NULL, w, g, where, dw, db, dx);
 }

@@ -1,5 +1,7 @@
 /* Vectors as wide as the processor's registers, and small things that kernels share. */
 
+#pragma once
+
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +19,7 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+#define ALIGNED 64 /* bytes: a line of the cache, and the longest vector */
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec load(const float *p) { vec v; memcpy(&v, p, sizeof v); return v; }
@@ -27,6 +30,16 @@ INLINE vec pick(ints which, vec yes, vec no) { return (vec)(((ints)yes & which) 
 INLINE ints above(vec most, vec other) { return (other > most) | (other != other); }
 
 INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* Room for so many numbers, on a boundary of vectors, or NULL. */
+INLINE float *space(int64_t count) {
+  const size_t bytes = ((size_t)count * sizeof(float) / ALIGNED + 1) * ALIGNED;
+  return aligned_alloc(ALIGNED, bytes);
+}
 
 /* So many zeros, or NULL. */
-INLINE float *room(int64_t count) { return calloc((size_t)count + 1, sizeof(float)); }
+INLINE float *room(int64_t count) {
+  float *found = space(count);
+  return found ? memset(found, 0, (size_t)count * sizeof(float)) : NULL;
+}

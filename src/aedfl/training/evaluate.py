@@ -59,7 +59,14 @@ class Evaluator(Scorer):
         self.task = task
         self.fast = kernels and has_kernels(task.device)
         self.flat = task.make_evaluation_module()
-        self.forward = task.forward(self.flat.module, task.fusion(self.flat.module, kernels))
+        self.layers = task.forward(self.flat.module, task.fusion(self.flat.module, kernels))
+        recipe = task.recipe(self.flat.module, kernels)
+        self.chain = None if recipe is None else recipe.chain(self.flat.module, task.input_shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the module with the weights that it has now says."""
+        known = self.chain is not None and self.chain.takes(x)
+        return self.chain.run(self.flat.vector, x) if self.chain and known else self.layers(x)
 
     @torch.no_grad()
     def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..native import Line, Shape, library, pointer
 from .stacked import known
-from .traced import halves, is_line_max, is_relu, layer_of, only_user, plain, slides, trace
+from .traced import Layers, halves, is_line_max, is_relu, layer_of, only_user, plain, slides, trace
 
 PREFIX = "_aedfl_fused_"
 """Of the names of fused layers in a graph."""
@@ -141,7 +141,7 @@ class Fusion:
         if graph is None or not all(known(node, layers) for node in graph.nodes):
             return None
         convolutions = [node for node in graph.nodes if isinstance(layer_of(node, layers), nn.modules.conv._ConvNd)]
-        ends = {node: end for node in convolutions if (end := _end(node, layers)) is not None}
+        ends = {node: end for node in convolutions if (end := last_of_three(node, layers)) is not None}
         return cls(graph, ends) if convolutions and len(ends) == len(convolutions) else None
 
     def apply(self, module: nn.Module) -> nn.Module:
@@ -152,7 +152,7 @@ class Fusion:
             return fx.GraphModule({**layers, **parts}, self.graph)
 
 
-def _end(node: fx.Node, layers: dict[str, nn.Module]) -> fx.Node | None:
+def last_of_three(node: fx.Node, layers: Layers) -> fx.Node | None:
     """The last of the three that are one kernel, if the convolution is followed so: a ReLU and a pooling by 2, in any
     order, or a ReLU and the maximum over a line."""
     second = only_user(node)

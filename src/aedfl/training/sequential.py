@@ -15,6 +15,7 @@ from ..layout import Layout
 from ..randomness import torch_seed
 from ..sparsity.physical import shrink
 from ..task import Task
+from .chain import Recipe
 from .dropout import Dropout
 from .flat import FlatModule
 from .fused import Fusion
@@ -33,7 +34,9 @@ class SequentialTrainer:
 
     def __init__(self, task: Task, workers: int = 1, kernels: bool = True) -> None:
         self.task = task
-        self.fusion = task.fusion(deepcopy(task.module).train(), kernels)
+        module = deepcopy(task.module).train()
+        self.fusion = task.fusion(module, kernels)
+        self.recipe = task.recipe(module, kernels) if task.crossed else None
         self.workers = 1 if task.draws_randomness or task.device.type != "cpu" else max(1, workers)
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(self.workers, "train") if self.workers > 1 else None
@@ -45,7 +48,7 @@ class SequentialTrainer:
 
     def _worker(self) -> _Worker:
         if not hasattr(self._local, "worker"):
-            self._local.worker = _Worker(self.task, self.fusion)
+            self._local.worker = _Worker(self.task, self.fusion, self.recipe)
         worker: _Worker = self._local.worker
         return worker
 
@@ -53,10 +56,9 @@ class SequentialTrainer:
 class _Worker:
     """The loop over a job's mini-batches, on modules that no other thread uses."""
 
-    def __init__(self, task: Task, fusion: Fusion | None = None) -> None:
-        self.task = task
-        self.fusion = fusion
-        self._full = _Trainable(task.module, task, fusion)
+    def __init__(self, task: Task, fusion: Fusion | None = None, recipe: Recipe | None = None) -> None:
+        self.task, self.fusion, self.recipe = task, fusion, recipe
+        self._full = _Trainable(task.module, task, fusion, recipe)
         self._smaller: OrderedDict[bytes, tuple[_Trainable, Tensor]] = OrderedDict()
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
@@ -81,7 +83,7 @@ class _Worker:
         key = units.numpy(force=True).tobytes()
         if key not in self._smaller:
             small = shrink(self.task.module, self.task.groups, self.task.start.to(self.task.device), units)
-            self._smaller[key] = _Trainable(small.module, self.task, self.fusion), small.index
+            self._smaller[key] = _Trainable(small.module, self.task, self.fusion, self.recipe), small.index
         self._smaller.move_to_end(key)
         if len(self._smaller) > REMEMBERED:
             self._smaller.popitem(last=False)
@@ -91,14 +93,19 @@ class _Worker:
 class _Trainable:
     """One module, whole or shrunk, with the loop over a job's mini-batches."""
 
-    def __init__(self, module: nn.Module, task: Task, fusion: Fusion | None) -> None:
+    def __init__(self, module: nn.Module, task: Task, fusion: Fusion | None, recipe: Recipe | None) -> None:
         self.task = task
+        self.chain = None if recipe is None else recipe.chain(module, task.input_shape)
         self.layout = Layout.of(module)
         self.flat = FlatModule(module, self.layout, task.device)
         self.forward = task.forward(self.flat.module.train(), fusion)
         self.dropouts = [m for m in self.flat.module.modules() if isinstance(m, Dropout)]
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
+        whole = self.chain and self.chain.train(plan, job, self.task.gather, self.task.least_batch)
+        return whole or self._by_steps(plan, job)
+
+    def _by_steps(self, plan: Plan, job: TrainJob) -> TrainResult:
         with torch.enable_grad():
             if not self.task.draws_randomness:
                 return self._train(plan, job)

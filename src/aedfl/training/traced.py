@@ -74,6 +74,15 @@ def is_relu(node: fx.Node, layers: Layers) -> bool:
     return node.op in ("call_function", "call_method") and name_of(node) == "relu"
 
 
+def is_flatten(node: fx.Node, layers: Layers) -> bool:
+    """True where all dimensions of a sample become one."""
+    if node.op == "call_module":
+        layer: Any = layer_of(node, layers)
+        return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
+    asked = {"start_dim": 0, "end_dim": -1} | dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False))
+    return name_of(node) == "flatten" and asked | dict(node.kwargs) == {"start_dim": 1, "end_dim": -1}
+
+
 def halves(node: fx.Node, layers: Layers) -> bool:
     """True for a pooling of 2 by 2 without more."""
     layer = layer_of(node, layers)
