@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 import threading
@@ -60,18 +61,24 @@ def assert_equal(shape: tuple[int, ...], filters: int, kernel: Sides, padding: S
         assert torch.equal(one, other)
 
 
-@pytest.fixture(params=list(TARGETS))
-def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The kernels as other processors would run them."""
-    name: str = request.param
-    if name != "native" and platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("for other processors")
+def targets() -> list[str]:
+    """Processors to compile for; the kernels run as they would there."""
+    others = platform.machine() in ("x86_64", "AMD64")
+    return [name for name in TARGETS if name == "native" or others]
+
+
+def compiled_for(name: str) -> ctypes.CDLL:
     try:
-        found = native.compiled(TARGETS[name])
+        return native.compiled(TARGETS[name])
     except RuntimeError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(params=targets())
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    found = compiled_for(request.param)
     monkeypatch.setattr(place, "library", lambda: found)
-    return name
+    return str(request.param)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +294,14 @@ def test_threads_may_train_and_fuse_while_another_one_traces() -> None:
         stop.set()
 
 
+def by_steps(task: Task, workers: int = 1) -> SequentialTrainer:
+    """With fused layers, but one step after the other (see test_chain.py)."""
+    trainer = SequentialTrainer(task, workers)
+    assert trainer.fusion is not None
+    trainer.recipe = None
+    return trainer
+
+
 @pytest.mark.parametrize("name", ["cnn", "lenet5"])
 @pytest.mark.parametrize("plan", ["plain", "everything"])
 @pytest.mark.parametrize("masks", ["none", "structured", "any"])
@@ -294,17 +309,18 @@ def test_training_is_that_of_the_plain_loop(name: str, plan: str, masks: str) ->
     task = built_in(name)
     work = jobs(task) if masks == "none" else with_masks(task, jobs(task), masks == "structured")
     plain = SequentialTrainer(task, kernels=False).train(PLANS[plan], work)
-    ours = SequentialTrainer(task).train(PLANS[plan], work)
+    ours = by_steps(task).train(PLANS[plan], work)
     assert_close(ours, plain)
-    assert same_bits(ours, SequentialTrainer(task, workers=2).train(PLANS[plan], work))
+    assert same_bits(ours, by_steps(task, workers=2).train(PLANS[plan], work))
 
 
-def test_scores_are_those_of_the_plain_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_those_of_the_plain_module() -> None:
     task = built_in("lenet5")
     rows = torch.arange(20).numpy()
-    ours = Evaluator(task).score([task.start], rows, test=True)
-    monkeypatch.setattr(place, "library", lambda: None)
-    theirs = Evaluator(task).score([task.start], rows, test=True)
+    scorer = Evaluator(task)
+    scorer.chain = None
+    ours = scorer.score([task.start], rows, test=True)
+    theirs = Evaluator(task, kernels=False).score([task.start], rows, test=True)
     assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-6)
 
 

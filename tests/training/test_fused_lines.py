@@ -13,7 +13,7 @@ from aedfl import models, native
 from aedfl.training.fused import Fused, Fusion, line_max
 from aedfl.training.sequential import SequentialTrainer
 from training.tasks import PLANS, assert_close, built_in, jobs, same_bits, with_masks
-from training.test_fused import target, whole
+from training.test_fused import by_steps, target, whole
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here, so there are no kernels")
 __all__ = ["target"]
@@ -109,6 +109,6 @@ def test_a_text_network_is_fused_and_others_are_not() -> None:
 def test_training_is_that_of_the_plain_loop(plan: str, masks: str) -> None:
     task = built_in("textcnn")
     work = jobs(task) if masks == "none" else with_masks(task, jobs(task), structured=True)
-    ours = SequentialTrainer(task).train(PLANS[plan], work)
+    ours = by_steps(task).train(PLANS[plan], work)
     assert_close(ours, SequentialTrainer(task, kernels=False).train(PLANS[plan], work))
-    assert same_bits(ours, SequentialTrainer(task, workers=2).train(PLANS[plan], work))
+    assert same_bits(ours, by_steps(task, workers=2).train(PLANS[plan], work))

@@ -104,7 +104,9 @@ class Chain:
 
         `gather` gives inputs and targets of sample numbers, `least` is the smallest mini-batch.
         """
-        count, each = len(job.samples), max(1, int(np.prod(self.inputs)))
+        count, each = len(job.samples), int(np.prod(self.inputs))
+        if not count:
+            return None
         order = batches(job, plan.batch_size, least)
         parts = [(job.samples, _places(job, order))] if count * each <= AT_ONCE else _stretches(order, each)
         mask = None if job.mask is None else job.mask.to(torch.float32)

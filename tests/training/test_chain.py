@@ -1,0 +1,334 @@
+"""Chains of layers that are trained and run in one call on a CPU, against PyTorch's modules and the plain loop."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from aedfl import models, native
+from aedfl.data import from_user
+from aedfl.layout import Layout
+from aedfl.task import Task
+from aedfl.training import chain as place
+from aedfl.training.chain import DENSE, IMAGE, WORDS, Chain, Recipe
+from aedfl.training.evaluate import Evaluator
+from aedfl.training.plan import Plan, TrainJob
+from aedfl.training.sequential import SequentialTrainer
+from training.tasks import PLANS, SAMPLES, assert_close, built_in, jobs, own, same_bits, with_masks
+from training.test_fused import compiled_for, targets, whole
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no C compiler here, so there are no kernels")
+CHAINS = ("mlp", "cnn", "lenet5", "textcnn")
+
+
+class Text(nn.Module):
+    """A text network of any size, written in another way than the built-in one."""
+
+    def __init__(self, words: int, channels: int, branches: list[tuple[int, int]], bias: bool = True) -> None:
+        super().__init__()
+        self.table = nn.Embedding(words, channels)
+        self.lines = nn.ModuleList(nn.Conv1d(channels, filters, width, bias=bias) for filters, width in branches)
+        self.out = nn.Linear(sum(filters for filters, _ in branches), 3, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        turned = self.table(x).transpose(-1, 1)
+        found = [torch.relu(line(turned)).amax(-1) for line in self.lines]
+        logits: Tensor = self.out(torch.cat(found[::-1], dim=1) if len(found) > 1 else found[0])
+        return logits
+
+
+def images(size: tuple[int, int, int], convolutions: list[tuple[int, int, int]], dense: list[int]) -> nn.Sequential:
+    """Convolutions of so many filters, with kernels and padding, then dense layers of so many neurons."""
+    channels, high, wide = size
+    layers: list[nn.Module] = []
+    for filters, kernel, padding in convolutions:
+        layers += [nn.Conv2d(channels, filters, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+        channels, high, wide = filters, (high + 2 * padding - kernel + 1) // 2, (wide + 2 * padding - kernel + 1) // 2
+    layers.append(nn.Flatten())
+    sizes = [channels * high * wide, *dense]
+    for before, width in zip(sizes, dense, strict=False):
+        layers += [nn.Linear(before, width), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4))
+
+
+def chain_of(module: nn.Module, inputs: tuple[int, ...]) -> Chain:
+    recipe = Recipe.of(module)
+    found = recipe and recipe.chain(module, inputs)
+    assert found
+    return found
+
+
+def whole_weights(module: nn.Module) -> Tensor:
+    """Small whole numbers, so that all sums of a few layers are exact."""
+    layout = Layout.of(module)
+    layout.load(module, whole(layout.size, key=5).clamp(-1, 1))
+    return layout.flatten(module)
+
+
+def assert_says_the_same(module: nn.Module, x: Tensor) -> None:
+    vector = whole_weights(module)
+    with torch.no_grad():
+        assert torch.equal(chain_of(module, tuple(x.shape[1:])).run(vector, x), module(x))
+
+
+@pytest.fixture(params=targets())
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    found = compiled_for(request.param)
+    monkeypatch.setattr(place, "library", lambda: found)
+    return str(request.param)
+
+
+def test_values_are_those_of_pytorch(target: str) -> None:
+    assert_says_the_same(images((3, 20, 17), [(6, 5, 0), (17, 3, 1)], [33, 7, 5]), whole(7, 3, 20, 17))
+    assert_says_the_same(images((9, 1, 1), [], [70, 20]), whole(130, 9, 1, 1))
+    words = torch.randint(0, 30, (11, 20), generator=torch.Generator().manual_seed(1))
+    assert_says_the_same(Text(30, 7, [(20, 3), (33, 5), (1, 7)]), words)
+    assert_says_the_same(Text(30, 33, [(5, 1)], bias=False), words)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_training_on_other_processors(target: str, name: str) -> None:
+    task, plan = built_in(name), PLANS["everything"]
+    work = with_masks(task, jobs(task), structured=True)
+    assert_close(SequentialTrainer(task).train(plan, work), SequentialTrainer(task, kernels=False).train(plan, work))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_images_of_any_shape(data: st.DataObject) -> None:
+    small = st.integers(1, 20)
+    layer = st.tuples(small, st.integers(1, 4), st.integers(0, 1))
+    convolutions = data.draw(st.lists(layer, max_size=2))
+    size = data.draw(st.integers(1, 4)), 24, 24
+    module = images(size, convolutions, data.draw(st.lists(small, min_size=1, max_size=3)))
+    assert_says_the_same(module, whole(data.draw(st.integers(1, 120)), *size))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_texts_of_any_shape(data: st.DataObject) -> None:
+    branches = data.draw(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7)), min_size=1, max_size=3))
+    words, places = data.draw(st.integers(1, 50)), data.draw(st.integers(7, 30))
+    x = torch.from_numpy(np.random.default_rng(data.draw(st.integers(0, 9))).integers(0, words, (5, places)))
+    assert_says_the_same(Text(words, data.draw(st.integers(1, 35)), branches, data.draw(st.booleans())), x)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("masks", ["none", "structured", "any"])
+def test_training_is_that_of_the_plain_loop(name: str, plan: str, masks: str) -> None:
+    """Every option of a step, with and without masks, against autograd; the same bits on any thread."""
+    task = built_in(name)
+    work = [replace(job, anchor=0.9 * job.vector) for job in jobs(task)]
+    work = work if masks == "none" else with_masks(task, work, masks == "structured")
+    trainer = SequentialTrainer(task)
+    assert trainer._worker()._full.chain is not None
+    ours = trainer.train(PLANS[plan], work)
+    assert_close(ours, SequentialTrainer(task, kernels=False).train(PLANS[plan], work))
+    assert same_bits(ours, SequentialTrainer(task, workers=2).train(PLANS[plan], work))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_with_and_without_a_bias_are_trained(bias: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    words = torch.randint(0, 12, (SAMPLES, 9), generator=generator)
+    pictures = torch.randn(SAMPLES, 2, 9, 9, generator=generator)
+    y = words.sum(1) % 3
+    convolution = nn.Sequential(
+        OrderedDict(
+            first=nn.Conv2d(2, 5, 2, bias=bias), relu=nn.ReLU(), pool=nn.MaxPool2d(2),
+            flat=nn.Flatten(), out=nn.Linear(80, 3, bias=bias),
+        )
+    )  # fmt: skip
+    for module, x in ((Text(12, 6, [(4, 2), (3, 3)], bias), words), (convolution, pictures)):
+        task = Task(module, from_user((x, y), (x, y)))
+        plain = SequentialTrainer(task, kernels=False).train(PLANS["momentum"], jobs(task))
+        trainer = SequentialTrainer(task)
+        assert trainer._worker()._full.chain is not None
+        assert_close(trainer.train(PLANS["momentum"], jobs(task)), plain)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_samples_that_are_too_many_for_one_call(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    task, plan = built_in(name), PLANS["everything"]
+    work = with_masks(task, jobs(task))
+    together = SequentialTrainer(task).train(plan, work)
+    calls: list[str] = []
+    call = Chain._call
+
+    def counted(self: Chain, kernel: str, *more: Any) -> None:
+        calls.append(kernel)
+        call(self, kernel, *more)
+
+    monkeypatch.setattr(Chain, "_call", counted)
+    monkeypatch.setattr(place, "AT_ONCE", 1)
+    parts = SequentialTrainer(task).train(plan, work)
+    assert len(calls) == sum(plan.batch_size and job.epochs * -(-len(job.samples) // plan.batch_size) for job in work)
+    for one, other in zip(together, parts, strict=True):
+        assert torch.equal(one.vector, other.vector) and torch.equal(one.gradient, other.gradient)
+        assert torch.equal(one.first_loss, other.first_loss)
+        torch.testing.assert_close(one.loss, other.loss)
+
+
+def test_a_sample_may_be_there_twice_and_none_at_all() -> None:
+    task = built_in("lenet5")
+    rows = np.array([7, 3, 7, 7, 20, 3])
+    work = [TrainJob(task.start, rows, (1, 2), 0.05, 2), TrainJob(task.start, rows[:0], (1, 3), 0.05, 2)]
+    ours, plain = (SequentialTrainer(task, kernels=k).train(PLANS["momentum"], work) for k in (True, False))
+    assert_close(ours, plain)
+    assert torch.equal(ours[1].vector, task.start) and ours[1].loss == 0
+
+
+def test_weights_that_overflow_stay_to_be_seen() -> None:
+    for name in CHAINS:
+        task = built_in(name)
+        (result,) = SequentialTrainer(task).train(Plan(batch_size=4), [replace(jobs(task)[3], lr=1e30)])
+        assert not result.loss.isfinite() and not result.vector.isfinite().all()
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_scores_are_those_of_the_plain_module(name: str) -> None:
+    task, rows = built_in(name), np.arange(20)
+    vectors = [job.vector for job in jobs(task)]
+    ours, theirs = (Evaluator(task, kernels).score(vectors, rows, test=True) for kernels in (True, False))
+    assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-6)
+
+
+def test_labels_and_words_that_are_out_of_bounds_are_left_to_pytorch() -> None:
+    task = built_in("mlp")
+    chain = chain_of(task.module, (1, 8, 8))
+    x, y = task.gather(torch.arange(4))
+    assert chain.takes(x, y)
+    assert not chain.takes(x, torch.tensor([0, 1, -100, 2])), "cross entropy ignores -100"
+    assert not chain.takes(x, torch.tensor([0, 1, 4, 2]))
+    assert not chain.takes(x.double(), y) and not chain.takes(x[:, :, 1:], y) and not chain.takes(x[:0])
+    text = chain_of(built_in("textcnn").module, (8,))
+    assert text.takes(torch.full((2, 8), 19)) and not text.takes(torch.full((2, 8), 20))
+    assert not text.takes(torch.full((2, 8), -1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not chain.takes(x, y)
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(weight=torch.ones(4)), F.multi_margin_loss]
+)
+def test_other_losses_are_trained_step_by_step(loss: Any) -> None:
+    assert SequentialTrainer(own(dense(), loss=loss)).recipe is None
+    assert SequentialTrainer(own(dense(), loss=nn.CrossEntropyLoss())).recipe is not None
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.other(torch.relu(self.one(x)))
+        return logits
+
+
+class Again(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.one(torch.relu(self.one(x)))
+        return logits
+
+
+class Beside(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.one(x) + x
+        return logits
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    module[0].weight.requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        Again(),
+        Beside(),
+        frozen(),
+        nn.Linear(6, 4).double(),
+        nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)),
+        nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)),
+        nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4)),
+        nn.Sequential(nn.Linear(6, 4), nn.Softmax(1)),
+        nn.Sequential(nn.Flatten(0), nn.Linear(6, 4)),
+        nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(18, 4)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 4)),
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        models.build("resnet8", (3, 8, 8), 4),
+        models.build("vgg9", (3, 8, 8), 4),
+    ],
+)
+def test_what_is_no_such_chain_is_left_alone(module: nn.Module) -> None:
+    assert Recipe.of(module) is None
+
+
+def test_tables_with_rules_of_their_own_are_left_alone() -> None:
+    for options in ({"padding_idx": 0}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}):
+        module = Text(9, 4, [(3, 2)])
+        assert Recipe.of(module) is not None
+        module.table = nn.Embedding(9, 4, **options)  # type: ignore[arg-type]
+        assert Recipe.of(module) is None
+
+
+def test_shapes_that_do_not_fit_are_left_to_pytorch() -> None:
+    tied = Recipe.of(Tied())
+    assert tied is None or tied.chain(Tied(), (6,)) is None
+    lenet = models.build("lenet5", (1, 28, 28), 4)
+    recipe = Recipe.of(lenet)
+    assert recipe is not None and recipe.chain(lenet, (1, 28, 28)) is not None
+    for inputs in ((3, 28, 28), (1, 32, 32), (1, 4, 4), (784,)):
+        assert recipe.chain(lenet, inputs) is None
+    rows = Recipe.of(dense())
+    assert rows is not None and rows.chain(dense(), (6,)) is not None
+    assert rows.chain(dense(), (3, 6)) is None, "not flattened"
+    text = Text(9, 4, [(3, 5)])
+    assert chain_of(text, (5,)).words == 9
+    short = Recipe.of(text)
+    assert short is not None and short.chain(text, (4,)) is None
+
+
+def test_what_a_recipe_says() -> None:
+    """Layers in their order, those over words side by side in the order in which their answers are joined."""
+    lenet, text = Recipe.of(models.build("lenet5", (1, 28, 28), 4)), Recipe.of(Text(9, 4, [(3, 2), (2, 3)]))
+    assert lenet is not None and text is not None
+    assert [(link.kind, link.name, link.level, link.relu) for link in lenet.links] == [
+        (IMAGE, "conv1", 0, True), (IMAGE, "conv2", 1, True),
+        (DENSE, "fc1", 2, True), (DENSE, "fc2", 3, True), (DENSE, "out", 4, False),
+    ]  # fmt: skip
+    assert [(link.kind, link.name, link.level) for link in text.links] == [
+        (WORDS, "lines.1", 0), (WORDS, "lines.0", 0), (DENSE, "out", 1),
+    ]  # fmt: skip
+
+
+def test_rows_are_gathered_once_for_all_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = own(dense())
+    asked: list[int] = []
+    gather = task.gather
+    monkeypatch.setattr(task, "gather", lambda rows, test=False: (asked.append(len(rows)), gather(rows, test))[1])
+    work = [TrainJob(task.start, np.arange(10), (1,), 0.1, 3)]
+    trainer = SequentialTrainer(task)
+    trainer._worker()
+    assert task.least_batch == 1
+    asked.clear()
+    trainer.train(PLANS["plain"], work)
+    assert asked == [10]
