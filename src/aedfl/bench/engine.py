@@ -283,7 +283,7 @@ def _bare(bench: Bench, count: int, options: Options) -> dict[str, Any]:
 
 def _without_kernels(trainer: Trainer) -> Trainer | None:
     """The same trainer by PyTorch's functions alone, where a CPU's kernels are in use."""
-    if not isinstance(trainer, SequentialTrainer) or trainer.fusion is None:
+    if not isinstance(trainer, SequentialTrainer) or not (trainer.recipe or trainer.fusion):
         return None
     return SequentialTrainer(trainer.task, trainer.workers, kernels=False)
 

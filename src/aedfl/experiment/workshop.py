@@ -277,8 +277,8 @@ def _equip(
 
 
 def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
-    """`auto`: many models at once on a GPU, and on a CPU unless there are convolutions, of some size or with a kernel
-    of their own, which lose there.
+    """`auto`: many models at once on a GPU, and on a CPU unless they lose there: where kernels know the whole network or
+    its convolutions, or those are of some size.
 
     Many at once means grouped layers on a GPU where all of them are known, else `vmap`; what neither can do is
     trained one by one.
@@ -286,8 +286,8 @@ def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
     name, gpu = engine.trainer, task.device.type == "cuda"
     if name == "auto":
         convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
-        alone = SequentialTrainer(task, workers, engine.kernels) if convolutions and not gpu else None
-        if alone is not None and (alone.fusion is not None or task.macs > SMALL):
+        alone = None if gpu else SequentialTrainer(task, workers, engine.kernels)
+        if alone is not None and (alone.recipe or alone.fusion or (convolutions and task.macs > SMALL)):
             return alone
         name = "batched"
     if name == "batched" and gpu and grouped.supports(task):
