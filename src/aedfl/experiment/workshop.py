@@ -277,8 +277,8 @@ def _equip(
 
 
 def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
-    """`auto`: many models at once on a GPU, and on a CPU unless they lose there: where kernels know the whole network or
-    its convolutions, or those are of some size.
+    """`auto`: many models at once on a GPU, and on a CPU unless they lose there: where kernels know the whole network
+    or its convolutions, or those are of some size.
 
     Many at once means grouped layers on a GPU where all of them are known, else `vmap`; what neither can do is
     trained one by one.
