@@ -100,7 +100,13 @@ class SlowMomentum(Op):
 def _at_rest(
     vectors: Sequence[Tensor], ends: Sequence[Tensor], faster: Sequence[Tensor], masks: Sequence[Tensor]
 ) -> None:
-    """Where the masks remove, puts the vectors to the ends and takes away their velocity; many in a few launches."""
+    """Where the masks remove, puts the vectors to the ends and takes away their velocity; on a GPU many in a few
+    launches."""
+    if not vectors[0].is_cuda:
+        for vector, end, velocity, mask in zip(vectors, ends, faster, masks, strict=True):
+            torch.where(mask, vector, end, out=vector)
+            velocity.mul_(mask)
+        return
     for part in parts(len(vectors), 5 * vectors[0].nbytes):
         kept = torch.stack(list(masks[part]))
         places = torch.where(kept, torch.stack(list(vectors[part])), torch.stack(list(ends[part])))
@@ -138,7 +144,10 @@ class LargestNorm(Op):
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         largest, vectors = zip(*jobs, strict=True)
-        norms = torch.cat([norm(torch.stack(vectors[part])) for part in parts(len(jobs), 2 * vectors[0].nbytes)])
+        if vectors[0].is_cuda:
+            norms = torch.cat([norm(torch.stack(vectors[part])) for part in parts(len(jobs), 2 * vectors[0].nbytes)])
+        else:
+            norms = torch.stack([norm(vector) for vector in vectors])
         before = torch.stack(largest)
         return [(one,) for one in torch.maximum(before, norms.to(before)).unbind()]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .data import Dataset, Split
 from .errors import UserError
@@ -52,6 +53,7 @@ class Task:
         self.start = self.layout.flatten(self.module)
         self.loss = loss or (F.cross_entropy if dataset.classes else squared_error)
         self.metric = metric or (_hits if dataset.classes else _negative_error)
+        self._units: MutableMapping[Tensor, Tensor | None] = WeakIdKeyDictionary()
         self.metric_name = _name(metric) if metric else "accuracy" if dataset.classes else "negative_squared_error"
         self._check()
 
@@ -193,7 +195,15 @@ class Task:
         return flat
 
     def units_of(self, mask: Tensor) -> Tensor | None:
-        """The kept units of a structured mask [layout.size]; None if the mask cuts through units."""
+        """The kept units of a structured mask [layout.size]; None if the mask cuts through units.
+
+        Masks never change, and a device keeps its own for many updates: what was found is remembered while they live.
+        """
+        if mask not in self._units:
+            self._units[mask] = self._find_units(mask)
+        return self._units[mask]
+
+    def _find_units(self, mask: Tensor) -> Tensor | None:
         groups = self.groups
         if not groups.count:
             return None
