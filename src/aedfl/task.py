@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .training.chain import Recipe
     from .training.fused import Fusion
 
+FEW = 2
+"""Samples on which it is tried out what a module does."""
 Loss = Callable[[Tensor, Tensor], Tensor]
 _EXAMPLE_LOSSES: dict[Any, Callable[..., Tensor]] = {
     F.cross_entropy: F.cross_entropy,
@@ -132,7 +134,10 @@ class Task:
         """How kernels run a module with this task's layers from its inputs to its outputs, if they know them all."""
         from .training.chain import Recipe
 
-        return Recipe.of(module) if self._for_kernels(kernels) else None
+        recipe = Recipe.of(module) if self._for_kernels(kernels) else None
+        x, y = self.gather(torch.arange(min(FEW, len(self.dataset.train))))
+        labels = y if module.training else None
+        return recipe if recipe and recipe.holds(module, self.start, x, labels) else None
 
     def _for_kernels(self, kernels: bool) -> bool:
         return kernels and self.device.type == "cpu" and not self.draws_randomness
@@ -156,7 +161,7 @@ class Task:
         return lambda x: module(traits.channels_last(x))
 
     def _few(self) -> Tensor:
-        return self.gather(torch.arange(min(2, len(self.dataset.train))))[0]
+        return self.gather(torch.arange(min(FEW, len(self.dataset.train))))[0]
 
     @cached_property
     def train_data(self) -> Split:

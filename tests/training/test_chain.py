@@ -175,8 +175,10 @@ def test_samples_that_are_too_many_for_one_call(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(Chain, "_call", counted)
     monkeypatch.setattr(place, "AT_ONCE", 1)
-    parts = SequentialTrainer(task).train(plan, work)
-    assert len(calls) == sum(plan.batch_size and job.epochs * -(-len(job.samples) // plan.batch_size) for job in work)
+    trainer = SequentialTrainer(task)
+    calls.clear()
+    parts = trainer.train(plan, work)
+    assert len(calls) == sum(plan.steps(len(job.samples)) // plan.epochs * job.epochs for job in work)
     for one, other in zip(together, parts, strict=True):
         assert torch.equal(one.vector, other.vector) and torch.equal(one.gradient, other.gradient)
         assert torch.equal(one.first_loss, other.first_loss)
@@ -305,6 +307,109 @@ def test_shapes_that_do_not_fit_are_left_to_pytorch() -> None:
     assert chain_of(text, (5,)).words == 9
     short = Recipe.of(text)
     assert short is not None and short.chain(text, (4,)) is None
+
+
+class Hidden(nn.Module):
+    """Does something between its layers that a trace does not show."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.one, self.other, self.how = nn.Linear(6, 5), nn.Linear(5, 4), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "no gradient":
+            with torch.no_grad():
+                x = torch.relu(self.one(x))
+        elif self.how == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                x = torch.relu(self.one(x)).float()
+        else:
+            x = Backwards.apply(torch.relu(self.one(x)))  # type: ignore[no-untyped-call]
+        logits: Tensor = self.other(x)
+        return logits
+
+
+class Backwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return -slopes[0]
+
+
+@pytest.mark.parametrize("how", ["no gradient", "autocast", "backwards"])
+def test_what_a_trace_does_not_show_is_noticed(how: str) -> None:
+    task = own(Hidden(how))
+    assert SequentialTrainer(task).recipe is None
+    ours, plain = (SequentialTrainer(task, kernels=k).train(PLANS["plain"], jobs(task)) for k in (True, False))
+    assert same_bits(ours, plain)
+
+
+def test_an_infinite_weight_spoils_nothing_else() -> None:
+    """As a class that is switched off: nothing times infinity would be no number."""
+    task = own(dense())
+    vector = task.start.clone()
+    vector[-1] = -torch.inf
+    rows = np.flatnonzero(task.dataset.train.y.numpy() < 3)
+    work = [TrainJob(vector, rows, (1,), 0.1, 1)]
+    ours, plain = (SequentialTrainer(task, kernels=k).train(PLANS["plain"], work) for k in (True, False))
+    assert_close(ours, plain)
+    assert ours[0].vector[:-1].isfinite().all()
+
+
+def test_the_loss_of_a_model_that_is_sure_is_small_and_not_zero() -> None:
+    task = own(dense())
+    rows = np.flatnonzero(task.dataset.train.y.numpy() == 3)[:4]
+    vector = task.start.clone()
+    vector[-1] += 12
+    work = [TrainJob(vector, rows, (1,), 0.0, 1)]
+    (ours,), (plain,) = (SequentialTrainer(task, kernels=k).train(PLANS["plain"], work) for k in (True, False))
+    assert 0 < float(plain.loss) < 1e-3 and float(ours.loss) == pytest.approx(float(plain.loss), rel=1e-3)
+
+
+def test_unusual_arrays_of_numbers_and_masks() -> None:
+    """Samples that run backwards or cannot be written to, masks with gaps between their numbers, huge batches."""
+    task = built_in("lenet5")
+    rows = np.arange(9)
+    rows.flags.writeable = False
+    mask = (torch.arange(2 * task.layout.size).float() % 3 > 0).float()[::2]
+    assert not mask.is_contiguous()
+    job = jobs(task)[0]
+    work = [replace(job, samples=given, mask=kept) for given in (rows, rows[::-1]) for kept in (None, mask)]
+    for plan in (PLANS["momentum"], Plan(batch_size=10**7)):
+        ours, plain = (SequentialTrainer(task, kernels=k).train(plan, work) for k in (True, False))
+        assert_close(ours, plain)
+
+
+class Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (self.out(x),)
+
+
+def test_outputs_that_are_no_tensor_are_left_alone() -> None:
+    assert Recipe.of(Several()) is None
+
+
+class TiedText(Text):
+    """Its table is registered after the layer whose weights it shares."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.out = nn.Linear(4, 9)
+        self.table = nn.Embedding(9, 4)
+        self.table.weight = self.out.weight
+        self.lines = nn.ModuleList([nn.Conv1d(4, 4, 2)])
+
+
+def test_a_table_that_is_shared_is_left_alone() -> None:
+    recipe = Recipe.of(TiedText())
+    assert recipe is None or recipe.chain(TiedText(), (5,)) is None
 
 
 def test_what_a_recipe_says() -> None:

@@ -109,6 +109,7 @@ typedef struct {
   float *embedded, *embedded_slopes; /* [known, wide] */
   float *answers; /* [known, stride] */
   float *taps; /* [channels, stride] */
+  const float **rows, **at; /* [places]: where the answers to a sample's words begin, all of them and one vector's */
   float *filters, *filter_slopes; /* all layers': [filters, taps, wide] */
 } work;
 
@@ -135,6 +136,7 @@ static void leave(work *w) {
   free(w->values), free(w->slopes), free(w->codes), free(w->vector), free(w->gradient);
   free(w->mixed), free(w->turned), free(w->number), free(w->list), free(w->embedded);
   free(w->embedded_slopes), free(w->answers), free(w->taps), free(w->filters), free(w->filter_slopes);
+  free(w->rows), free(w->at);
 }
 
 /* Memory for words; 0 where there is not enough. */
@@ -152,7 +154,8 @@ static int enter_text(work *w) {
   w->embedded = room(most * w->wide + SLACK), w->embedded_slopes = slack(most * w->wide);
   w->answers = slack(most * w->stride), w->taps = room(first->channels * w->stride + SLACK);
   w->filters = room(patches), w->filter_slopes = slack(patches);
-  return w->number && w->list && w->embedded && w->embedded_slopes && w->answers && w->taps && w->filters &&
+  w->rows = malloc((size_t)first->inputs * sizeof *w->rows), w->at = malloc((size_t)first->inputs * sizeof *w->at);
+  return w->rows && w->at && w->number && w->list && w->embedded && w->embedded_slopes && w->answers && w->taps && w->filters &&
          w->filter_slopes;
 }
 
@@ -232,10 +235,10 @@ INLINE void along(const float *const *rows, int64_t count, int64_t block, vec bi
 
 static void words_forward(work *w, const int64_t *which, int64_t count, int64_t width) {
   const int64_t places = w->layers[0].inputs;
-  const float **rows = malloc((size_t)places * sizeof *rows), **at = malloc((size_t)places * sizeof *at);
+  const float **at = w->at;
   for (int64_t n = 0; n < count; n++) {
     const int64_t *words = words_of(w, which[n]);
-    for (int64_t i = 0; i < places; i++) rows[i] = w->answers + (w->number[words[i]] - 1) * w->stride;
+    for (int64_t i = 0; i < places; i++) w->rows[i] = w->answers + (w->number[words[i]] - 1) * w->stride;
     for (int64_t i = 0, start = 0; has_next(w, i); i++) {
       const layer *l = w->layers + i;
       const int64_t block = whole(l->outputs), sums = places - l->width + 1;
@@ -244,7 +247,7 @@ static void words_forward(work *w, const int64_t *which, int64_t count, int64_t 
         if (l->bias >= 0) memcpy(bias, w->vector + l->bias + f, 4 * least(LANES, l->outputs - f));
         vec most = (vec){0} - __builtin_inff();
         ints place = {0};
-        for (int64_t k = 0; k < places; k++) at[k] = rows[k] + start + f;
+        for (int64_t k = 0; k < places; k++) at[k] = w->rows[k] + start + f;
 #define TAPS(T) case T: along(at, sums, block, load(bias), &most, &place, T); break;
         switch (l->width) {
           TAPS(1) TAPS(2) TAPS(3) TAPS(4) TAPS(5)
@@ -259,7 +262,6 @@ static void words_forward(work *w, const int64_t *which, int64_t count, int64_t 
       start += l->width * block;
     }
   }
-  free(rows), free(at);
 }
 
 /* to += from * factor, whole vectors */
@@ -369,7 +371,7 @@ static double loss_of(const work *w, const int64_t *y, const int64_t *which, int
     for (int64_t c = 1; c < classes; c++) most = said[c] > most ? said[c] : most;
     for (int64_t c = 0; c < classes; c++) sum += slopes[c] = expf(said[c] - most);
     for (int64_t c = 0; c < classes; c++) slopes[c] = (slopes[c] / sum - (c == y[which[n]])) / (float)count;
-    total += logf(sum) + most - said[y[which[n]]];
+    total += logf(sum) + (most - said[y[which[n]]]);
   }
   return total / (double)count;
 }
@@ -384,11 +386,11 @@ typedef struct {
 INLINE float slope_at(const work *w, const pull *q, int64_t i) {
   float g = w->gradient[i];
   if (q->anchor) g += w->p->proximal * (w->vector[i] - q->anchor[i]);
-  g += w->p->weight_decay * w->vector[i];
+  if (w->p->weight_decay != 0) g += w->p->weight_decay * w->vector[i]; /* weights may be infinite */
   return q->mask ? g * q->mask[i] : g;
 }
 
-static double square(const work *w, const pull *q, int64_t from, int64_t to) {
+static double square(work *w, const pull *q, int64_t from, int64_t to) {
   double total = 0;
   for (int64_t i = from; i < to; i += 256) {
     float part[LANES] = {0};
@@ -408,7 +410,8 @@ INLINE void step_with(work *w, const pull *q, int64_t from, int64_t to, const in
   const float lr = w->p->lr, mu = w->p->proximal, decay = w->p->weight_decay, momentum = w->p->momentum;
   const float scale = q->scale;
   for (int64_t i = from; i < to; i++) {
-    float g = gradient[i] + decay * vector[i];
+    float g = gradient[i];
+    if (decay != 0) g += decay * vector[i];
     if (pulled) g += mu * (vector[i] - anchor[i]);
     if (masked) g *= mask[i];
     g *= scale;
@@ -417,35 +420,34 @@ INLINE void step_with(work *w, const pull *q, int64_t from, int64_t to, const in
   }
 }
 
-static void move(work *w, const pull *q, int64_t from, int64_t to) {
+static double move(work *w, const pull *q, int64_t from, int64_t to) {
   const int heavy = w->velocity != NULL;
 #define STEP(A, M, H) step_with(w, q, from, to, A, M, H)
   if (q->anchor) q->mask ? heavy ? STEP(1, 1, 1) : STEP(1, 1, 0) : heavy ? STEP(1, 0, 1) : STEP(1, 0, 0);
   else q->mask ? heavy ? STEP(0, 1, 1) : STEP(0, 1, 0) : heavy ? STEP(0, 0, 1) : STEP(0, 0, 0);
+  return 0;
 }
 
-/* The parts of the vector that a step may change: all of it, or of a table of words, where nothing but the loss moves
- * them, those that were seen. */
-static int64_t stretch(const work *w, int64_t number, int64_t *to) {
+/* Measures or moves what a step may change: all weights, or of a table of words, where nothing but the loss moves them,
+ * those that were seen. */
+static double over(work *w, const pull *q, double (*part)(work *, const pull *, int64_t, int64_t)) {
   const layer *l = w->layers;
-  const int sparse = is_text(w) && !w->velocity && w->p->weight_decay == 0 && w->p->proximal == 0;
-  if (!sparse) return *to = w->p->parameters, number ? -1 : 0;
-  const int64_t end = l->table + l->words * l->channels;
-  if (number < w->known) return *to = l->table + (w->list[number] + 1) * l->channels, *to - l->channels;
-  if (number == w->known) return *to = l->table, 0;
-  return *to = w->p->parameters, number == w->known + 1 ? end : -1;
+  if (!is_text(w) || w->velocity || w->p->weight_decay != 0 || q->anchor) return part(w, q, 0, w->p->parameters);
+  double total = part(w, q, 0, l->table) + part(w, q, l->table + l->words * l->channels, w->p->parameters);
+  for (int64_t u = 0; u < w->known; u++) {
+    const int64_t row = l->table + w->list[u] * l->channels;
+    total += part(w, q, row, row + l->channels);
+  }
+  return total;
 }
 
 static void step(work *w, const float *anchor, const float *mask) {
-  pull q = {w->p->proximal > 0 ? anchor : NULL, mask, 1};
-  int64_t from, to;
+  pull q = {w->p->proximal != 0 ? anchor : NULL, mask, 1};
   if (w->p->clip_norm >= 0) {
-    double total = 0;
-    for (int64_t i = 0; (from = stretch(w, i, &to)) >= 0; i++) total += square(w, &q, from, to);
-    const double scale = w->p->clip_norm / (sqrt(total) + 1e-12);
+    const double scale = w->p->clip_norm / (sqrt(over(w, &q, square)) + 1e-12);
     q.scale = scale > 1 ? 1 : (float)scale;
   }
-  for (int64_t i = 0; (from = stretch(w, i, &to)) >= 0; i++) move(w, &q, from, to);
+  over(w, &q, move);
   for (int64_t u = 0; u < w->known; u++)
     memset(w->gradient + w->layers[0].table + w->list[u] * w->layers[0].channels, 0, 4 * w->layers[0].channels);
 }

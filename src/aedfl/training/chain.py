@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from ..layout import Layout
 from ..native import Layer, Shape, Steps, library, pointer
-from .fused import last_of_three
+from .fused import MOST, last_of_three
 from .plan import Indices, Plan, TrainJob, TrainResult, batches
 from .traced import Layers, is_flatten, is_relu, layer_of, name_of, only_user, trace
 
@@ -58,6 +60,26 @@ class Recipe:
             return None
         names = [link.name for link in links] + sorted({link.table for link in links if link.table})
         return cls(links) if len(set(names)) == len(names) else None
+
+    def holds(self, module: nn.Module, start: Tensor, x: Tensor, y: Tensor | None) -> bool:
+        """Whether some samples come out as by PyTorch, and, if there are labels, the gradient of their cross entropy:
+        a trace does not show everything that a module may do.
+        """
+        chain = self.chain(module, tuple(x.shape[1:]))
+        if chain is None or not chain.takes(x, y):
+            return False
+        leaf = start.clone().requires_grad_()
+        with torch.enable_grad():
+            said = functional_call(module, Layout.of(module).views(leaf), (x,))
+            if not isinstance(said, Tensor) or not _near(chain.run(start, x), said):
+                return False
+            if y is None:
+                return True
+            loss = F.cross_entropy(said, y)
+            (slopes,) = torch.autograd.grad(loss, leaf) if loss.requires_grad else (start * torch.nan,)
+        job = TrainJob(start, np.arange(len(x)), (0,), 0.0, 1)
+        ours = chain.train(Plan(batch_size=len(x), probe=True), job, lambda rows: (x[rows], y[rows]), 1)
+        return ours is not None and _near(ours.gradient, slopes)
 
     def chain(self, module: nn.Module, inputs: tuple[int, ...]) -> Chain | None:
         """The chain of a module for samples of a shape; None where the kernels cannot do it."""
@@ -107,20 +129,20 @@ class Chain:
         count, each = len(job.samples), int(np.prod(self.inputs))
         if not count:
             return None
-        order = batches(job, plan.batch_size, least)
+        order = batches(job, plan.batch_size, least)[:, :count]
         parts = [(job.samples, _places(job, order))] if count * each <= AT_ONCE else _stretches(order, each)
-        mask = None if job.mask is None else job.mask.to(torch.float32)
+        mask = None if job.mask is None else job.mask.to(torch.float32).contiguous()
         vector = job.vector.clone() if mask is None else job.vector * mask
         anchor = (job.vector if job.anchor is None else job.anchor).contiguous()
-        velocity = torch.zeros(self.parameters) if plan.momentum else None
-        gradient = torch.zeros(self.parameters if plan.probe else 0)
+        velocity = torch.zeros(self.parameters, dtype=torch.float32) if plan.momentum else None
+        gradient = torch.zeros(self.parameters if plan.probe else 0, dtype=torch.float32)
         first, total, steps = 0.0, 0.0, int((order[:, 0] >= 0).sum())
         for number, (rows, places) in enumerate(parts):
-            x, y = gather(torch.from_numpy(rows))
+            x, y = gather(torch.from_numpy(rows.copy()))  # numpy's may be read-only, or run backwards
             if not self.takes(x, y):
                 return None
             x, y = x.contiguous(), y.contiguous()
-            settings = self._settings(plan, job.lr, len(x), len(places))
+            settings = self._settings(plan, job.lr, len(x), places)
             probe = gradient if plan.probe and not number else None
             losses = (ctypes.c_double * 2)()
             places = np.ascontiguousarray(places)
@@ -129,21 +151,23 @@ class Chain:
             first, total = first if number else losses[0], total + losses[1]
         if mask is not None:
             vector = torch.where(mask > 0, vector, job.vector)
-        return TrainResult(vector, torch.tensor(total / max(1, steps)), torch.tensor(first), gradient)
+        mean, begin = torch.tensor([total / max(1, steps), first], dtype=torch.float32)
+        return TrainResult(vector, mean, begin, gradient)
 
     def run(self, vector: Tensor, x: Tensor) -> Tensor:
         """What the network with these weights says to some samples."""
-        said, vector = torch.empty(len(x), self.classes), vector.contiguous()
+        said, vector = torch.empty(len(x), self.classes, dtype=torch.float32), vector.contiguous()
         few = len(x) if self.words else FEW
         for begin in range(0, len(x), few):
             part = x[begin : begin + few].contiguous()
-            settings = self._settings(Plan(batch_size=len(part)), 0.0, len(part), 0)
-            self._call("chain_run", settings, (part, torch.arange(len(part)), vector, said[begin:]))
+            which = np.arange(len(part)).reshape(1, -1)
+            settings = self._settings(Plan(), 0.0, len(part), which)
+            self._call("chain_run", settings, (part, torch.from_numpy(which), vector, said[begin:]))
         return said
 
-    def _settings(self, plan: Plan, lr: float, samples: int, steps: int) -> Steps:
+    def _settings(self, plan: Plan, lr: float, samples: int, order: Indices) -> Steps:
         clip = -1.0 if plan.clip_norm is None else plan.clip_norm
-        sizes = len(self.layers), self.parameters, plan.batch_size, samples, steps
+        sizes = len(self.layers), self.parameters, order.shape[1], samples, len(order)
         return Steps(*sizes, lr, plan.momentum, plan.weight_decay, plan.proximal, clip)
 
     def _call(self, kernel: str, settings: Steps, tensors: tuple[Tensor | None, ...], *more: Any) -> None:
@@ -170,6 +194,13 @@ def _stretches(order: Indices, each: int) -> list[tuple[Indices, Indices]]:
             places = np.where(part < 0, -1, (np.cumsum(part >= 0) - 1).reshape(part.shape))
             found.append((part[part >= 0], places))
     return found
+
+
+def _near(ours: Tensor, theirs: Tensor) -> bool:
+    """Within what rounding leaves of the whole."""
+    if ours.shape != theirs.shape:
+        return False
+    return bool((ours - theirs).norm() <= 1e-3 * theirs.norm() + 1e-6)
 
 
 def _within(numbers: Tensor, count: int) -> bool:
@@ -204,14 +235,15 @@ def _links(graph: fx.Graph, layers: Layers) -> list[Link] | None:
         else:
             return None
         node = node and only_user(node)
-    ends = node is not None and bool(links) and links[-1].kind == DENSE
+    ends = node is not None and isinstance(node.args[0], fx.Node) and bool(links) and links[-1].kind == DENSE
     return links if ends else None
 
 
 def _branches(node: fx.Node, layers: Layers) -> tuple[fx.Node | None, list[Link]]:
     """Convolutions over words side by side, up to the node that comes behind them."""
     table, turned = str(node.target), only_user(node)
-    if turned is None or name_of(turned) != "transpose" or {dim % 3 for dim in turned.args[1:]} != {1, 2}:  # type: ignore[operator]
+    sides = set() if turned is None else {dim % 3 for dim in turned.args[1:] if isinstance(dim, int)}
+    if turned is None or name_of(turned) != "transpose" or sides != {1, 2}:
         return None, []
     ends = {user: last_of_three(user, layers) for user in turned.users}
     users = {only_user(end) if end is not None else None for end in ends.values()}
@@ -246,7 +278,8 @@ def _layer(link: Link, layers: Layers, offsets: dict[str, int], size: tuple[int,
         return None  # shared with another layer
     if link.kind == WORDS:
         table: Any = layers[link.table]
-        if len(size) != 1 or size[0] < layer.kernel_size[0] or table.weight.shape[1] != layer.weight.shape[1]:
+        fits = len(size) == 1 and size[0] >= layer.kernel_size[0] and table.weight.shape[1] == layer.weight.shape[1]
+        if not fits or f"{link.table}.weight" not in offsets:
             return None
         words = offsets[f"{link.table}.weight"], *table.weight.shape, layer.kernel_size[0]
         return Layer(WORDS, 0, 1, size[0], len(layer.weight), 0, weight, bias, shape, *words)
@@ -254,7 +287,7 @@ def _layer(link: Link, layers: Layers, offsets: dict[str, int], size: tuple[int,
     if link.kind == DENSE:
         fits = (link.flat or len(size) == 1) and count == layer.weight.shape[1]
         return Layer(DENSE, 0, 0, count, len(layer.weight), 0, weight, bias, shape) if fits else None
-    if len(size) != 3 or size[0] != layer.weight.shape[1]:
+    if len(size) != 3 or size[0] != layer.weight.shape[1] or count >= MOST:
         return None
     shape = Shape(1, *size, len(layer.weight), *layer.weight.shape[2:], *layer.padding)
     pooled = _pooled(shape)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from .dropout import Dropout
@@ -27,6 +28,13 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
+        self._modes = _modes()
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Gradients that are switched off for a part, or another precision there, would leave no sign in the graph."""
+        if _modes() != self._modes:
+            raise ValueError("a trace would not show this")
+        return super().create_node(*args, **kwargs)
 
     def is_leaf_module(self, m: nn.Module, name: str) -> bool:
         return isinstance(m, Dropout) or super().is_leaf_module(m, name)
@@ -43,11 +51,15 @@ def trace(module: nn.Module) -> fx.Graph | None:
     if any(map(_touched, module.modules())):
         return None
     try:
-        with _ALONE:
+        with _ALONE, torch.enable_grad():
             graph = _Tracer().trace(module)
     except Exception:  # a forward may do anything with what is no tensor
         return None
     return graph if sum(node.op == "placeholder" for node in graph.nodes) == 1 else None
+
+
+def _modes() -> tuple[bool, ...]:
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
 
 
 def _touched(layer: nn.Module) -> bool:
