@@ -137,7 +137,7 @@ def code_version() -> dict[str, str | None]:
     """Package version, git commit where there is one, and a hash of the source itself."""
     root = Path(__file__).parents[1]
     source = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for kind in ("*.py", "*.c", "*.h") for path in root.rglob(kind)):
         source.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return {"version": __version__, "commit": _commit(root), "source": source.hexdigest()[:16]}
 
