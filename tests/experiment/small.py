@@ -28,7 +28,7 @@ def small(method: str = "aedfl-0", **changes: Any) -> RunConfig:
         "links": {"latency": 0.3, "loss": 0.05},
         "stop": {"virtual_seconds": 20.0},
         "evaluation": {"every": 2.0, "local_samples": 40},
-        "record": {"checkpoint_seconds": 1e-9, "keep_checkpoints": 3},
+        "record": {"checkpoint_seconds": 1e-9, "checkpoint_share": 1.0, "keep_checkpoints": 3},
         "engine": {"device": "cpu"},
     }
     for key, value in changes.items():

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,9 @@ import pytest
 from aedfl.errors import UserError
 from aedfl.experiment import checkpoint
 from aedfl.experiment.config import RunConfig, config_hash, from_toml, to_toml
+from aedfl.experiment.progress import Silent
 from aedfl.experiment.record import read_rows
-from aedfl.experiment.run import claim, resume, run
+from aedfl.experiment.run import Run, claim, drive_all, resume, run
 from aedfl.experiment.workshop import Workshop
 from experiment.small import NOSY, interrupted, pruning, record, simple_run, small, whole
 
@@ -245,3 +247,26 @@ def test_a_checkpoint_of_a_method_that_asks_for_other_values_is_not_taken(tmp_pa
     checkpoint.save(checkpoint.tensors(path, "cpu"), path, {"position": json.dumps(asdict(other))})
     with pytest.raises(UserError, match="was made by another version of the method"):
         interrupted(tmp_path, 1000)
+
+
+def test_checkpoints_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of their own: each takes ten seconds or so, and a few pass between two looks."""
+    now = [0.0]
+    written: list[float] = []
+
+    def clock() -> float:
+        now[0] += 4.0
+        return now[0]
+
+    def write(*_: Any) -> None:
+        now[0] += 10.0
+        written.append(now[0])
+
+    monkeypatch.setattr("aedfl.experiment.run.time.monotonic", clock)
+    monkeypatch.setattr("aedfl.experiment.run.checkpoint.write", write)
+    record = {"checkpoint_seconds": 1e-9, "checkpoint_share": 0.25}
+    claim(tmp_path, config := small(record=record, stop={"virtual_seconds": 60.0}), force=False)
+    workshop = Workshop()
+    drive_all([Run(config, workshop, tmp_path, Silent())], workshop)
+    assert len(written) >= 2
+    assert all(later - earlier >= 40 for earlier, later in pairwise(written))

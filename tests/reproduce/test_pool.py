@@ -229,7 +229,7 @@ def test_a_batch_of_one_that_fails_is_that_runs_fault(cells: list[Cell], monkeyp
 
 
 def test_unfinished_runs_go_on_from_their_checkpoints(tmp_path: Path) -> None:
-    one = tiny("aedfl-0", changes=("record.checkpoint_seconds=1e-9",))
+    one = tiny("aedfl-0", changes=("record.checkpoint_seconds=1e-9", "record.checkpoint_share=1"))
     first = pooled([one], clock=Countdown(9), checkpoints=tmp_path)
     assert not first[0].complete
     (folder,) = tmp_path.iterdir()

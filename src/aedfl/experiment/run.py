@@ -65,6 +65,7 @@ class Run:
         self._under_way: Later[dict[str, Any]] | None = None
         self._began = time.monotonic()
         self._saved = self._began
+        self._saving = 0.0
         self._wall = 0.0
         self._resume_at: tuple[checkpoint.Position, Path] | None = None
         if folder is not None:
@@ -172,17 +173,20 @@ class Run:
 
     def _saving_due(self) -> bool:
         """Whether the next evaluation is followed by a checkpoint."""
-        waited = time.monotonic() - self._saved
-        return self.folder is not None and waited >= self.config.record.checkpoint_seconds and not self.record.replaying
+        record, waited = self.config.record, time.monotonic() - self._saved
+        due = waited >= max(record.checkpoint_seconds, self._saving * (1 / record.checkpoint_share - 1))
+        return self.folder is not None and due and not self.record.replaying
 
     def _checkpoint(self) -> None:
         assert self.folder is not None
         self._finish_evaluation()
+        began = time.monotonic()
         offsets = self.record.settle()
         asked = self.sim.work.asked
         position = checkpoint.Position(self._evaluations, offsets, self.wall(), self.fingerprint, asked)
         checkpoint.write(self.folder, position, self.sim.work, self.config.record.keep_checkpoints)
         self._saved = time.monotonic()
+        self._saving = self._saved - began
 
     def wall(self) -> float:
         return self._wall + time.monotonic() - self._began

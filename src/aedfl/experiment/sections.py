@@ -186,7 +186,9 @@ class Record(Section):
     updates: bool = True
     """One line per local update in `updates.jsonl`."""
     checkpoint_seconds: Positive = 30.0
-    """Wall seconds between checkpoints."""
+    """Wall seconds between checkpoints, at least."""
+    checkpoint_share: Annotated[float, Field(gt=0, le=1)] = 0.05
+    """Largest share of the wall time that goes into writing them; large models are saved less often."""
     keep_checkpoints: Count = 2
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ()
 
