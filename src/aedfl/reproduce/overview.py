@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..report.comparison import Column
 from .plan import FIRST_SEED, Target, Tuned, Wish, cells, setting, target, targets, title
 from .records import Store, key_of
-from .standing import COLUMNS, TIME95, Row, Standing, records_of, seeds_in_words, standing
+from .standing import COLUMNS, TIME95, Row, Standing, level, records_of, seeds_in_words, standing
 from .tables import NOT_REACHED, NOT_RUN, Grid, Text, markdown
 
 HEAD = """\
@@ -20,6 +20,9 @@ The paper's tables and figures, computed by `aedfl reproduce`. Every number foll
 files here anew from them, and a test checks that they do not differ. What matches the paper and what does not is
 discussed in [docs/reproduction.md](../docs/reproduction.md), ideas and failures in the [lab book](lab-book.md).
 """
+
+LATE_SEEDS = 2
+"""Seeds that are wanted where FedAvg has levelled off."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,15 @@ def overview(store: Store) -> str:
             f"`{NOT_REACHED}`: reached by none with all seeds, `{NOT_RUN}`: not run yet (the time to 95 % of FedAvg "
             "needs FedAvg). "
             "A row with one seed says little about differences of a point or two.\n\n",
-            markdown(_leaders(store)),
+            markdown(_leaders([standing(aim, name, store, Wish()) for aim, name in _tables()])),
+            _late(store),
             "\n## What is done\n\nSeeds of each cell that went to the end.\n\n",
             markdown(_matrix(store)),
             "\n",
             markdown(_progress(found)),
             "\n## What is missing\n\n",
             _missing(found),
+            _missing_late(store),
             "\n## Runs cut short or failed\n\n",
             _unfinished(store),
         )
@@ -109,16 +114,40 @@ def _outdated(base: Target, name: str, store: Store, tuned: Mapping[str, Tuned])
     return sum(shown[key] != wanted[key] for key in shown.keys() & wanted.keys())
 
 
-def _leaders(store: Store) -> Grid:
-    head = [Text(words) for words in ("setting", "methods", "seeds", *(column.title for column in COLUMNS))]
+def _leaders(stands: Sequence[Standing]) -> Grid:
+    words = ("setting", "end (s)", "methods", "seeds", *(column.title for column in COLUMNS))
     rows = []
-    for base in (aim for aim in targets().values() if aim.is_table):
-        for name in base.settings:
-            stand = standing(base, name, store, Wish())
-            run = [row for row in stand.rows if row.seeds]
-            counts = (str(len(run)), _seeds_of(run)) if run else (NOT_RUN, NOT_RUN)
-            rows.append([Text(setting(name).title), *map(Text, counts), *(_leader(stand, c) for c in COLUMNS)])
-    return [head, *rows]
+    for stand in stands:
+        run = [row for row in stand.rows if row.seeds]
+        counts = (str(len(run)), _seeds_of(run)) if run else (NOT_RUN, NOT_RUN)
+        names = setting(stand.setting).title, f"{stand.until:,.0f}", *counts
+        rows.append([*map(Text, names), *(_leader(stand, c) for c in COLUMNS)])
+    return [[*map(Text, words)], *rows]
+
+
+def _tables() -> list[tuple[Target, str]]:
+    return [(aim, name) for aim in targets().values() if aim.is_table for name in aim.settings]
+
+
+def _late(store: Store) -> str:
+    """Who leads where FedAvg has levelled off; nothing before anybody was run on to there."""
+    late = [one for aim, name in _tables() if (one := level(aim, name, store, Wish()))]
+    words = "\nThe same when FedAvg has levelled off, that is when it gains less than a point in 400 s more:\n\n"
+    return words + markdown(_leaders(late)) if late else ""
+
+
+def _missing_late(store: Store) -> str:
+    """Commands for what was not run on to there with two seeds."""
+    lines = []
+    for aim, name in _tables():
+        stand = level(aim, name, store, Wish())
+        few = [row.method for row in stand.rows if row.seeds < LATE_SEEDS] if stand else []
+        if stand and few:
+            lines.append(
+                f"aedfl reproduce {aim.name} --settings {name} --methods {','.join(few)} "
+                f"--seeds {LATE_SEEDS} --until {stand.until:g}"
+            )
+    return "\nUntil FedAvg has levelled off:\n\n```sh\n" + "\n".join(lines) + "\n```\n" if lines else ""
 
 
 def _seeds_of(run: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ from . import figures, tables
 from .overview import overview
 from .plan import Target, Wish, targets
 from .records import Store
-from .standing import standing
+from .standing import level, standing
 
 
 def shown(base: Target, wish: Wish) -> Target:
@@ -29,10 +29,11 @@ def of_target(base: Target, store: Store, wish: Wish) -> dict[str, str]:
     images = [name if text else "" for name, text in drawn.items()]
     found = {f"figures/{name}": text for name, text in drawn.items() if text}
     if aim.is_table:
+        late = [one for name in aim.settings if (one := level(aim, name, store, wish))]
         return {
             **found,
-            f"tables/{aim.name}.md": tables.page(aim, stands),
-            f"tables/{aim.name}.tex": tables.source(aim, stands),
+            f"tables/{aim.name}.md": tables.page(aim, stands, late),
+            f"tables/{aim.name}.tex": tables.source(aim, [*stands, *late]),
         }
     found[f"figures/{aim.name}.md"] = figures.page(aim, stands, images)
     return {**found, f"figures/{aim.name}.tex": tables.source(aim, stands)}
