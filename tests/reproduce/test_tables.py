@@ -124,8 +124,8 @@ def test_the_overview_shows_who_leads_what_is_missing_and_how_to_run_it(store: S
 def test_where_fedavg_has_levelled_off_there_is_a_table_of_those_that_went_so_far(tmp_path: Path, store: Store) -> None:
     """None of the others, and commands for what is missing there; nothing of it in a version of one's own."""
     assert "levelled off" not in overview(store)
-    long = [record("fedavg", [0.1, 0.6, 0.6, 0.6], end=2000.0), record("port", [0.1, 0.2, 0.2, 0.2], end=2000.0)]
-    more = store_of(tmp_path / "more", *store, *long, record("port", [0.1, 0.2, 0.2, 0.2], seed=2, end=2000.0))
+    long = [record("fedavg", [0.1, *[0.6] * 4], end=2000.0), record("port", [0.1, *[0.2] * 4], end=2000.0)]
+    more = store_of(tmp_path / "more", *store, *long, record("port", [0.1, *[0.2] * 4], seed=2, end=2000.0))
     text = overview(more)
     late = text[text.index("levelled off") :]
     assert "| CIFAR-10 & LeNet | 1,700 | 2 | 1 to 2 | FedAvg 0.6000 (AEDFL not run) |" in late
