@@ -135,9 +135,10 @@ class Task:
         from .training.chain import Recipe
 
         recipe = Recipe.of(module) if self._for_kernels(kernels) else None
+        if recipe is None:
+            return None
         x, y = self.gather(torch.arange(min(FEW, len(self.dataset.train))))
-        labels = y if module.training else None
-        return recipe if recipe and recipe.holds(module, self.start, x, labels) else None
+        return recipe if recipe.holds(module, self.start, x, y if module.training else None) else None
 
     def _for_kernels(self, kernels: bool) -> bool:
         return kernels and self.device.type == "cpu" and not self.draws_randomness

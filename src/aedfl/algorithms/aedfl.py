@@ -205,7 +205,7 @@ async def exchange(
     layout, rest = ctx.task.layout, hyper.rest(state.age)
     there = 1 + sum(entry is not None for entry in cached)
     worths = update = pace = None
-    units = ctx.task.groups.count if hyper.pruning else 0
+    units = ctx.task.filters.count if hyper.pruning else 0
     if units:
         known = [None if entry is None else entry.worth for entry in cached]
         worths = state.worth or ctx.known(torch.zeros(units)), *known
@@ -256,7 +256,7 @@ async def sparse(ctx: Context, hyper: Hyper, state: State, weights: Value) -> di
 
     Where devices are to agree, they score once before the first cut, so that they have heard of each other by then.
     """
-    units, first = ctx.task.groups.count, hyper.prune_start - hyper.prune_every * (hyper.view < 1)
+    units, first = ctx.task.filters.count, hyper.prune_start - hyper.prune_every * (hyper.view < 1)
     if units and state.age >= max(first, state.next_cut):
         state.next_cut = state.age + hyper.prune_every * (1 if state.age < hyper.prune_end else SELDOM)
         limit = cap(state.age, hyper.prune_start - hyper.prune_every, hyper.prune_end, hyper.max_rate)

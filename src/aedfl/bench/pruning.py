@@ -134,7 +134,7 @@ def _cost(name: str, repeats: int) -> dict[str, Any]:
     module = build(name, (3, 32, 32), CLASSES, seed=0)
     x, y = torch.randn(SAMPLES, 3, 32, 32), torch.arange(SAMPLES) % CLASSES
     task = Task(module, Dataset("random", Split(x, y), Split(x, y), CLASSES))
-    initial, units = task.start.clone(), task.groups.count
+    initial, units = task.start.clone(), task.filters.count
     _train(module, x, y, 20)
     vector, one = task.layout.flatten(module), torch.ones(1)
 

@@ -83,7 +83,7 @@ class Node:
         with _TRACING:
             kit = self._prepare(self.config)
             torch.func.grad(torch.sum)(torch.zeros(1))
-            _ = kit.task.macs, kit.task.groups, kit.task.draws_randomness, kit.task.least_batch
+            _ = kit.task.macs, kit.task.filters, kit.task.draws_randomness, kit.task.least_batch
             return kit
 
     def _method(self) -> Method:
@@ -101,7 +101,7 @@ class Node:
     async def _open(self) -> None:
         """The port, the context with what an earlier process left, and the heartbeats."""
         task, part = self.kit.task, self.kit.part(self.index)
-        checker = Checker(task.layout, task.macs, self.method.messages, lambda: task.groups.count)
+        checker = Checker(task.layout, task.macs, self.method.messages, lambda: task.filters.count)
         self.transport = Transport(self.index, self.member.run, checker, self.security, self.options.lifetime)
         self.context = NetContext(self.index, part, self.clock, self.transport, self.store)
         self.context.observer = self._observe

@@ -139,7 +139,7 @@ class SimContext(Context):
         masked = model is not None and model.mask is not None
         form = self.sim.method.messages.get(kind)
         vectors = form.vectors(fields) if form else 0
-        entries = vectors * self.task.groups.count if vectors else 0
+        entries = vectors * self.task.filters.count if vectors else 0
         count = costs.message(size.parameters, self.task.layout.size, masked, fields, entries)
         self.sim.post(Message(self.index, kind, model, _copied(fields)), to, count)
 

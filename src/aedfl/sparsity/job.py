@@ -68,7 +68,7 @@ def left(task: Task, share_of: Measure, worths: Sequence[Tensor], shares: Tensor
 
     Of every job (mask bool [P], kept bool [units], entries [], MACs []).
     """
-    groups, found = task.groups, list[tuple[Tensor, ...]]()
+    groups, found = task.filters, list[tuple[Tensor, ...]]()
     for part in parts(len(worths), MASK_BYTES * task.layout.size):
         amounts = groups.entry_macs if share_of == "macs" else None
         kept = prune(torch.stack(list(worths[part])), groups, shares[part], amounts=amounts)
@@ -167,7 +167,7 @@ class Prune(Op):
         task, budget = self.task, self.budget
         x, y = task.gather(torch.as_tensor(rows, device=vector.device))
         seed = torch_seed(key, "signs")
-        signs = draw(seed, task.groups, len(rows), task.output_size, budget.probes, budget.draws)
+        signs = draw(seed, task.filters, len(rows), task.output_size, budget.probes, budget.draws)
         start = rademacher(torch_seed(key, "start"), (task.layout.parameters,), vector.device)
         return vector, initial, x, y, signs.entries, signs.outputs, start, largest
 
@@ -189,7 +189,7 @@ class Prune(Op):
         objective = Objective(module, self.task.layout, x, y, self.task.loss, vector[count:])
         at = curvature(objective, m, CHUNK)
         probes = Probes(entries, outputs)
-        worth = saliency(objective, m, self.task.groups, probes, largest, self.form, self.control, CHUNK, at)
+        worth = saliency(objective, m, self.task.filters, probes, largest, self.form, self.control, CHUNK, at)
         if self.rate == "schedule":
             return worth.score, torch.zeros_like(worth.loss), worth.gradient_norm
         spectrum = lanczos(at.hessian, start, self.budget.steps)
