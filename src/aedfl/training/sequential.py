@@ -59,7 +59,7 @@ class _Worker:
     def __init__(self, task: Task, fusion: Fusion | None = None, recipe: Recipe | None = None) -> None:
         self.task, self.fusion, self.recipe = task, fusion, recipe
         self._full = _Trainable(task.module, task, fusion, recipe)
-        self._smaller: OrderedDict[bytes, tuple[_Trainable, Tensor]] = OrderedDict()
+        self._smaller: OrderedDict[bytes, tuple[_Trainable, _Places]] = OrderedDict()
 
     def train(self, plan: Plan, job: TrainJob) -> TrainResult:
         """A structured mask gives a network that is really smaller; any other is multiplied in.
@@ -69,25 +69,43 @@ class _Worker:
         units = None if job.mask is None or self._full.dropouts else self.task.units_of(job.mask)
         if units is None:
             return self._full.train(plan, job)
-        small, index = self._shrunk(units)
-        anchor = None if job.anchor is None else job.anchor[index]
-        result = small.train(plan, replace(job, vector=job.vector[index], mask=None, anchor=anchor))
+        small, places = self._shrunk(units)
+        anchor = None if job.anchor is None else places.take(job.anchor)
+        result = small.train(plan, replace(job, vector=places.take(job.vector), mask=None, anchor=anchor))
         gradient = result.gradient
         if plan.probe:
-            inner = index[index < self.task.layout.parameters]
-            gradient = job.vector.new_zeros(self.task.layout.parameters).index_copy(0, inner, gradient)
-        return replace(result, vector=job.vector.index_copy(0, index, result.vector), gradient=gradient)
+            gradient = places.put(gradient, job.vector.new_zeros(self.task.layout.parameters))
+        return replace(result, vector=places.put(result.vector, job.vector.clone()), gradient=gradient)
 
-    def _shrunk(self, units: Tensor) -> tuple[_Trainable, Tensor]:
+    def _shrunk(self, units: Tensor) -> tuple[_Trainable, _Places]:
         """The smaller network for these kept units; the last few are remembered."""
         key = units.numpy(force=True).tobytes()
         if key not in self._smaller:
             small = shrink(self.task.module, self.task.groups, self.task.start.to(self.task.device), units)
-            self._smaller[key] = _Trainable(small.module, self.task, self.fusion, self.recipe), small.index
+            self._smaller[key] = _Trainable(small.module, self.task, self.fusion, self.recipe), _Places(small.index)
         self._smaller.move_to_end(key)
         if len(self._smaller) > REMEMBERED:
             self._smaller.popitem(last=False)
         return self._smaller[key]
+
+
+class _Places:
+    """Where the numbers of a smaller vector lie in the full one. Those that both begin with, such as a table of words,
+    are copied in one piece; the parameters among all come first, so that these may be given alone."""
+
+    def __init__(self, index: Tensor) -> None:
+        moved = (index != torch.arange(len(index), device=index.device)).nonzero()
+        self.lead = int(moved[0]) if len(moved) else len(index)
+        self.rest = index[self.lead :]
+
+    def take(self, full: Tensor) -> Tensor:
+        return torch.cat([full[: self.lead], full[self.rest]])
+
+    def put(self, small: Tensor, full: Tensor) -> Tensor:
+        """Writes into the full vector, and returns it."""
+        full[: self.lead] = small[: self.lead]
+        full[self.rest[: max(0, len(small) - self.lead)]] = small[self.lead :]
+        return full
 
 
 class _Trainable:
