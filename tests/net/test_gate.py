@@ -92,14 +92,13 @@ def test_a_pruned_entry_is_no_opinion() -> None:
 # ---- eight devices, one of them poisoned
 
 DEVICES, UPDATES = 8, 40
-QUICK = 18
 
 
-def settings(updates: int = UPDATES) -> RunConfig:
+def settings() -> RunConfig:
     return load(
         "digits", method="aedfl-rl-dwu", devices=DEVICES, model={"name": "mlp"},
         data={"name": "digits", "partition": "iid"}, training={"epochs": 2, "batch_size": 10, "lr": 0.1},
-        stop={"updates": updates, "virtual_seconds": 100.0, "target_accuracy": "none"},
+        stop={"updates": UPDATES, "virtual_seconds": 100.0, "target_accuracy": "none"},
     )  # fmt: skip
 
 
@@ -123,19 +122,19 @@ class Poisoned:
         self._outbox.send(to, kind, bad, {**fields, "loss": Value(torch.tensor(1e-3))})
 
 
-def learned(folder: Path, robust: Robust, poisoned: bool = True, updates: int = UPDATES) -> list[float]:
+def learned(folder: Path, robust: Robust, poisoned: bool = True) -> list[float]:
     """Accuracy of the seven honest devices' own models after so many local updates."""
 
     async def run() -> list[Model]:
         made = Cluster(folder, DEVICES, False, get("aedfl-rl-dwu").device)
-        made.config, made.method = settings(updates), get("aedfl-rl-dwu")
+        made.config, made.method = settings(), get("aedfl-rl-dwu")
         await made.coordinate()
         for index in range(DEVICES):
             made.start(index, robust=robust, prepare=lambda config: replace(digits(), config=config), settle=2.0)
         await made.until(lambda: all(hasattr(node, "context") for node in made.nodes.values()), 30)
         if poisoned:
             made.nodes[3].context._outbox = Poisoned(made.nodes[3].transport)
-        await made.until(lambda: all(made.updates(i) >= updates for i in range(DEVICES)), 80)
+        await made.until(lambda: all(made.updates(i) >= UPDATES for i in range(DEVICES)), 80)
         models = [made.nodes[i].context.model for i in range(DEVICES) if i != 3]
         await made.close()
         return [found for found in models if found is not None]
@@ -146,7 +145,7 @@ def learned(folder: Path, robust: Robust, poisoned: bool = True, updates: int = 
 
 def test_one_of_eight_is_poisoned_and_the_others_still_learn(tmp_path: Path) -> None:
     digits()
-    assert learned(tmp_path, Robust(rule="median"), updates=QUICK)[0] > 0.6
+    assert learned(tmp_path, Robust(rule="median"))[0] > 0.6
 
 
 @pytest.mark.slow
