@@ -321,7 +321,8 @@ from types import SimpleNamespace
 from aedfl.net.node import Node
 node = Node.__new__(Node)
 node.config = None
-node._prepare = lambda _: SimpleNamespace(task=SimpleNamespace(macs=1, filters=1, draws_randomness=False, least_batch=1))
+task = SimpleNamespace(macs=1, filters=1, draws_randomness=False, least_batch=1)
+node._prepare = lambda _: SimpleNamespace(task=task)
 node._prepared()
 before = set(sys.modules)
 torch.func.vjp(torch.func.grad_and_value(lambda x: (x * x).sum()), torch.ones(3), has_aux=True)
