@@ -22,6 +22,7 @@ from .training.flat import FlatModule
 if TYPE_CHECKING:
     from .sparsity import ChannelGroups
     from .training.chain import Recipe
+    from .training.evaluate import Speaker
     from .training.fused import Fusion
 
 FEW = 2
@@ -46,11 +47,13 @@ class Task:
         loss: Loss | None = None,
         metric: Loss | None = None,
         device: str = "cpu",
+        kernels: bool = True,
     ) -> None:
         self._given = deepcopy(module).cpu()
         self.module = keyed(deepcopy(module)).to(device)
         self.dataset = dataset
         self.device = torch.device(device)
+        self.kernels = kernels
         self.layout = Layout.of(self.module)
         self.start = self.layout.flatten(self.module)
         self.loss = loss or (F.cross_entropy if dataset.classes else squared_error)
@@ -181,7 +184,8 @@ class Task:
     def gather(self, rows: Tensor, test: bool = False) -> tuple[Tensor, Tensor]:
         """Model inputs and targets of these sample numbers (any shape of `rows`)."""
         split = self.test_data if test else self.train_data
-        return self.dataset.inputs(split.x[rows]), split.y[rows]
+        x = _rows_of(split.x, rows) if self.device.type == "cpu" else split.x[rows]
+        return self.dataset.inputs(x), split.y[rows]
 
     def module_with(self, vector: Tensor) -> nn.Module:
         """A copy of the module as it was given, with these weights, in evaluation mode on the CPU."""
@@ -193,6 +197,13 @@ class Task:
     def evaluation_module(self) -> FlatModule:
         """The one that ops use."""
         return self.make_evaluation_module()
+
+    @cached_property
+    def speaker(self) -> Speaker:
+        """What ops ask what a model says, where they need no gradient."""
+        from .training.evaluate import Speaker
+
+        return Speaker(self, self.kernels)
 
     def make_evaluation_module(self) -> FlatModule:
         """A module in evaluation mode, to be loaded with one vector after the other; by one thread only."""
@@ -245,6 +256,11 @@ class Task:
         """Those of them that are filters or neurons; the columns of an embedding, a table to look up, are neither."""
         tables = {name for name, layer in self.module.named_modules() if isinstance(layer, nn.Embedding)}
         return self.groups.without(*(name for name in self.groups.layers if tables & set(name.split("+"))))
+
+
+def _rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """`x[rows]` without negative numbers, row by row: on a CPU up to 40 times as fast as number by number."""
+    return x.index_select(0, rows.flatten()).view(*rows.shape, *x.shape[1:])
 
 
 def squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from aedfl import native
+from aedfl.ops import SlowMomentum
 from aedfl.rules import direct
+from aedfl.rules.exchange import Exchange
+from aedfl.rules.jobs import Merge
 from aedfl.rules.merge import merge
 from aedfl.rules.weights import control_gradient
 
@@ -72,3 +75,28 @@ def test_what_the_kernels_cannot_read_is_left_to_pytorch(monkeypatch: pytest.Mon
     assert not direct.possible([[vector.to("meta")]], [[None]])
     monkeypatch.setattr(direct, "library", lambda: None)
     assert not direct.possible([[vector]], [[mask]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 4), st.sampled_from([1, 5, 1023, 1024, 1025, 3000]), st.integers(0, 3), st.integers(0, 10**6))
+def test_what_follows_on_a_merge_has_the_bits_of_single_steps(count: int, size: int, state: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn() -> Tensor:
+        return torch.randn(size, generator=generator)
+
+    def chance() -> bool:
+        return bool(torch.rand((), generator=generator) < 0.6)
+
+    op = Exchange(Merge(dynamic=False), SlowMomentum(0.5, parameters=max(0, size - state)))
+    merged, starts, weights = ([drawn() for _ in range(count)] for _ in range(3))
+    masks = [drawn() > 0 if chance() else None for _ in range(count)]
+    updates = [(drawn(), 1.3, 0.4 if chance() else None) if chance() else None for _ in range(count)]
+    paces = [(drawn(), drawn()) if chance() else None for _ in range(count)]
+    job = merged, weights, starts, masks, updates, paces
+    ours = op._follow(*job)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "possible", lambda *_: False)
+        theirs = op._follow(*job)
+    for found, expected in zip(ours, theirs, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

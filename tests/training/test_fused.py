@@ -318,7 +318,7 @@ def test_scores_are_those_of_the_plain_module() -> None:
     task = built_in("lenet5")
     rows = torch.arange(20).numpy()
     scorer = Evaluator(task)
-    scorer.chain = None
+    scorer.speaker.chain = None
     ours = scorer.score([task.start], rows, test=True)
     theirs = Evaluator(task, kernels=False).score([task.start], rows, test=True)
     assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-6)

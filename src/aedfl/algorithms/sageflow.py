@@ -62,10 +62,9 @@ class Score(Op):
     def _one(self, vector: Tensor, rows: Indices) -> tuple[Tensor, ...]:
         if not len(rows):
             return vector.new_ones(()), vector.new_zeros(())
-        flat = self.task.evaluation_module
-        flat.load(vector)
+        self.task.speaker.flat.load(vector)
         x, y = self.task.gather(torch.from_numpy(rows).to(self.task.device))
-        output = flat.module(x)
+        output = self.task.speaker(x)
         logs = output.log_softmax(-1)
         entropy = -(logs.exp() * logs).sum(-1).mean() if self.task.dataset.classes else output.new_zeros(())
         return self.task.loss(output, y), entropy

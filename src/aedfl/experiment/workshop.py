@@ -272,7 +272,7 @@ def _equip(
     torch.backends.cuda.matmul.allow_tf32 = engine.precision != "fp32"
     torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
     torch.backends.cudnn.deterministic = True  # a run gives the same record again
-    task = Task(module, dataset, loss, metric, device)
+    task = Task(module, dataset, loss, metric, device, engine.kernels)
     return Bench(task, _trainer(engine, task, workers), Evaluator(task, engine.kernels))
 
 

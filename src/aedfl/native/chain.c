@@ -238,10 +238,12 @@ static void words_forward(work *w, const int64_t *which, int64_t count, int64_t 
   const float **at = w->at;
   for (int64_t n = 0; n < count; n++) {
     const int64_t *words = words_of(w, which[n]);
+    int64_t end = places - 1; /* from here on one word fills the sample up, and all answers are the same */
+    while (end && words[end - 1] == words[places - 1]) end--;
     for (int64_t i = 0; i < places; i++) w->rows[i] = w->answers + (w->number[words[i]] - 1) * w->stride;
     for (int64_t i = 0, start = 0; has_next(w, i); i++) {
       const layer *l = w->layers + i;
-      const int64_t block = whole(l->outputs), sums = places - l->width + 1;
+      const int64_t block = whole(l->outputs), sums = least(places - l->width, end) + 1;
       for (int64_t f = 0; f < l->outputs; f += LANES) {
         float bias[LANES] = {0};
         if (l->bias >= 0) memcpy(bias, w->vector + l->bias + f, 4 * least(LANES, l->outputs - f));

@@ -1,4 +1,5 @@
-/* Merging flat models, and what the weights of a merge did to the loss: each model is read once, where it lies.
+/* Merging flat models, what follows on a merge, and what its weights did to the loss: each model is read once, where it
+ * lies.
  *
  * A model is `size` numbers; `held` says which of them it keeps (NULL: all). One of share 0 is not looked at. Products
  * are rounded before they are added, and models are added in their order, as PyTorch does it one tensor at a time: a
@@ -75,5 +76,33 @@ void merge_slopes(int64_t size, int64_t models, const float *const *x, const uin
       for (int64_t i = 0; held[m] && i < count; i++) terms[i] = held[m][from + i] ? terms[i] : 0;
       slopes[m] += total(terms);
     }
+  }
+}
+
+/* What follows on a merge. With `end`, what was merged moves by `times` the way from `start` to there; with `base`, slow
+ * momentum carries it on from there, but for numbers that `held` (NULL: none) removes; with `sent`, that is what is
+ * moved `more` times the same way. Behind the first `parameters` numbers lies a state: it moves by `share` of the way
+ * instead, and once. `vector` and, with `base`, `faster` are written. */
+void merge_follow(int64_t size, int64_t parameters, const float *merged, const float *start, const float *end,
+                  float times, float share, const float *base, const float *velocity, float beta, const uint8_t *held,
+                  float more, float *vector, float *faster, float *sent) {
+  float way[BLOCK] = {0}, moved[BLOCK];
+  for (int64_t from = 0, count; from < size; from += count) {
+    const int state = from >= parameters; /* a block is the one or the other */
+    count = least(BLOCK, (state ? size : parameters) - from);
+    const float step = state ? share : times;
+    float *restrict to = vector + from;
+    for (int64_t i = 0; end && i < count; i++) way[i] = end[from + i] - start[from + i];
+    for (int64_t i = 0; i < count; i++) moved[i] = end ? way[i] * step + merged[from + i] : merged[from + i];
+    if (base) {
+      float *restrict speed = faster + from;
+      for (int64_t i = 0; i < count; i++) speed[i] = moved[i] - base[from + i] + beta * velocity[from + i];
+      for (int64_t i = 0; i < count; i++) to[i] = state ? moved[i] : base[from + i] + speed[i];
+      for (int64_t i = 0; held && i < count; i++) to[i] = held[from + i] ? to[i] : moved[i];
+      for (int64_t i = 0; held && i < count; i++) speed[i] *= (float)held[from + i];
+    } else {
+      for (int64_t i = 0; i < count; i++) to[i] = moved[i];
+    }
+    for (int64_t i = 0; sent && i < count; i++) sent[from + i] = state ? to[i] : way[i] * more + to[i];
   }
 }

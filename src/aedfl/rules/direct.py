@@ -1,4 +1,4 @@
-"""Merging on a CPU without stacking: a kernel reads each model once, where it lies."""
+"""Merging on a CPU, and what follows on it, without stacking: a kernel reads each model once, where it lies."""
 
 from __future__ import annotations
 
@@ -50,6 +50,40 @@ def slopes_each(
         parts = _models(models, kept, shares, len(gradient))
         kernels.merge_slopes(*parts, pointer(mean), pointer(gradient.contiguous()), pointer(slopes))
     return weights.double() * found
+
+
+Way = tuple[Tensor, float, float | None] | None
+"""The end of an update, and how often the way there is gone, and gone once more in what is sent (None: not)."""
+Pace = tuple[Tensor, Tensor] | None
+"""Where slow momentum begins, and its velocity."""
+
+
+def follow_each(
+    jobs: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None, Way, Pace]], parameters: int, beta: float
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What `Along`, `SlowMomentum` and `Along` once more make of (merged, weights, start, mask, way, pace).
+
+    Results are (vector, velocity, sent); without way and pace the merged model itself, as those do.
+    """
+    kernels, found = library(), []
+    assert kernels is not None, "ask `possible` first"
+    for merged, weights, start, mask, way, pace in jobs:
+        if way is None and pace is None:
+            found.append((merged, merged, merged))
+            continue
+        end, times, more = way or (None, 0.0, None)
+        base, velocity = pace or (None, None)
+        vector = torch.empty_like(merged)
+        faster = torch.empty_like(merged) if pace else None
+        sent = torch.empty_like(merged) if more else None
+        kernels.merge_follow(
+            ctypes.c_int64(len(merged)), ctypes.c_int64(parameters), pointer(merged), pointer(start), pointer(end),
+            ctypes.c_float(times), ctypes.c_float(float(weights[0])), pointer(base), pointer(velocity),
+            ctypes.c_float(beta), pointer(mask), ctypes.c_float(more or 0.0), pointer(vector), pointer(faster),
+            pointer(sent),
+        )  # fmt: skip
+        found.append((vector, vector if faster is None else faster, vector if sent is None else sent))
+    return found
 
 
 def _models(models: Slots, kept: Slots, shares: Tensor, size: int) -> tuple[object, ...]:

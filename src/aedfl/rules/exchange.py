@@ -13,9 +13,11 @@ from torch import Tensor
 
 from ..graph import Job, Op
 from ..ops import Along, LargestNorm, SlowMomentum
+from . import direct
 from .jobs import Agree, Learn, Merge, Select
 
 Results = Sequence[tuple[Tensor, ...]]
+Tensors = Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,35 @@ class Exchange(Op):
         found = self.merge.run(merging)
         merged, weights = zip(*found, strict=True)
         agreed = _each(Agree(), [given and (given, share) for given, share in zip(worths, weights, strict=True)], found)
+        followed = self._follow(merged, weights, starts, masks, updates, paces)
+        parts = zip(found, agreed, followed, strict=True)
+        return [(*mean, worth[0], *new) for mean, worth, new in parts]
+
+    def _follow(
+        self, merged: Tensors, weights: Tensors, starts: Tensors, masks: Sequence[Tensor | None],
+        updates: Sequence[direct.Way], paces: Sequence[direct.Pace],
+    ) -> Results:  # fmt: skip
+        """(vector, velocity, sent) of each job."""
+        jobs = list(zip(merged, weights, starts, masks, updates, paces, strict=True))
+        used = [(vector, start, way and way[0], *(pace or ())) for vector, _, start, _, way, pace in jobs]
+        if direct.possible(used, [[mask] for mask in masks]):
+            return direct.follow_each(jobs, self.momentum.parameters, self.momentum.beta)
         along = Along(self.momentum.parameters)
         moves = [
-            update and (vector, update[0], start, update[1], share)
-            for vector, share, start, update in zip(merged, weights, starts, updates, strict=True)
+            update and (vector, update[0], start, update[1], share) for vector, share, start, _, update, _ in jobs
         ]
-        moved = _each(along, moves, found)
+        moved = _each(along, moves, [(vector,) for vector in merged])
         going = [
             pace and (pace[0], vector, pace[1], mask)
             for pace, (vector, *_), mask in zip(paces, moved, masks, strict=True)
         ]
         gone = _each(self.momentum, going, [(vector, vector) for vector, *_ in moved])
         further = [
-            update and update[2] and (vector, update[0], start, update[2], None)
+            (vector, update[0], start, update[2], None) if update and update[2] else None
             for (vector, _), start, update in zip(gone, starts, updates, strict=True)
         ]
         sent = _each(along, further, gone)
-        parts = zip(found, agreed, gone, sent, strict=True)
-        return [(*mean, worth[0], *new, out[0]) for mean, worth, new, out in parts]
+        return [(*new, out[0]) for new, out in zip(gone, sent, strict=True)]
 
 
 def _each(op: Op, jobs: Sequence[Job | None], otherwise: Results) -> Results:

@@ -52,21 +52,30 @@ def scores(table: Tensor) -> Later[Scores]:
     return arriving([table]).then(columns)
 
 
+class Speaker:
+    """A task's module in evaluation mode, without gradients; by one thread only."""
+
+    def __init__(self, task: Task, kernels: bool) -> None:
+        self.flat = task.make_evaluation_module()
+        self.layers = task.forward(self.flat.module, task.fusion(self.flat.module, kernels))
+        recipe = task.recipe(self.flat.module, kernels)
+        self.chain = None if recipe is None else recipe.chain(self.flat.module, task.input_shape)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """What the module says with the weights that `flat` was loaded with."""
+        known = self.chain is not None and self.chain.takes(x)
+        return self.chain.run(self.flat.vector, x) if self.chain and known else self.layers(x)
+
+
 class Evaluator(Scorer):
     """Scores vectors; models in evaluation mode, the rest of the task as in training."""
 
     def __init__(self, task: Task, kernels: bool = True) -> None:
         self.task = task
         self.fast = kernels and has_kernels(task.device)
-        self.flat = task.make_evaluation_module()
-        self.layers = task.forward(self.flat.module, task.fusion(self.flat.module, kernels))
-        recipe = task.recipe(self.flat.module, kernels)
-        self.chain = None if recipe is None else recipe.chain(self.flat.module, task.input_shape)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """What the module with the weights that it has now says."""
-        known = self.chain is not None and self.chain.takes(x)
-        return self.chain.run(self.flat.vector, x) if self.chain and known else self.layers(x)
+        self.speaker = Speaker(task, kernels)
+        self.flat = self.speaker.flat
 
     @torch.no_grad()
     def begin(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Later[Scores]:
@@ -93,7 +102,7 @@ class Evaluator(Scorer):
         total = torch.zeros(2, dtype=torch.float64, device=self.task.device)
         for part in _parts(rows, CHUNK):
             x, y = self._gather(part, test)
-            total += self._sums(self.forward(x), y)
+            total += self._sums(self.speaker(x), y)
         return total
 
     def _many(self, vectors: Sequence[Tensor], rows: Indices, test: bool) -> Tensor:
