@@ -134,3 +134,10 @@ def test_trials_that_were_cut_late_are_compared_where_the_shortest_got_to(tmp_pa
     content = json.loads((tmp_path / "cifar10-lenet.json").read_text())
     assert content["until"] == 1000.0
     assert content["methods"]["fedprox"]["until"] == 800.0
+
+
+def test_trials_that_all_went_further_are_compared_where_they_got_to(tmp_path: Path) -> None:
+    """At 500 s the first would win, at 1,000 s the third does."""
+    rising = [[0.1, 0.3, 0.4, 0.1, 0.1, 0.1], [0.1] * 6, [0.1, 0.2, 0.2, 0.5, 0.5, 0.5], [0.1] * 6]
+    trials = [trial("fedprox", i, curve) for i, curve in enumerate(rising)]
+    assert freeze(tmp_path, *trials, until=500.0) == {"fedprox": tune.trials("cifar10-lenet", "fedprox", 4)[2]}

@@ -82,13 +82,13 @@ def _key(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Key:
 
 
 def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dict[str, Any]:
-    """Chooses for each method at `until`, or where its shortest trial got to, if not much is missing; writes
+    """Chooses for each method where its shortest trial got to, if not much is missing to `until`; writes
     `SETTING.json` with every outcome."""
     found: dict[str, Any] = {}
     for method in methods():
         tried = [(keys, _key(name, method, keys, wish)) for keys in trials(name, method, count)]
         reached = min(_reached(store.get(key)) for _, key in tried)
-        end = until if reached < ENOUGH * until else min(until, reached)
+        end = until if reached < ENOUGH * until else reached
         outcomes = [_outcome(keys, store, key, end) for keys, key in tried]
         if any(one["reached"] for one in outcomes):
             best = choose(outcomes)
