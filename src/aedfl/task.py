@@ -54,6 +54,7 @@ class Task:
         self.dataset = dataset
         self.device = torch.device(device)
         self.kernels = kernels
+        """Whether those who train and score it use kernels of our own, unless they are told otherwise."""
         self.layout = Layout.of(self.module)
         self.start = self.layout.flatten(self.module)
         self.loss = loss or (F.cross_entropy if dataset.classes else squared_error)
@@ -195,12 +196,12 @@ class Task:
 
     @cached_property
     def evaluation_module(self) -> FlatModule:
-        """The one that ops use."""
+        """The one that ops use where they need gradients; by one thread only."""
         return self.make_evaluation_module()
 
     @cached_property
     def speaker(self) -> Speaker:
-        """What ops ask what a model says, where they need no gradient."""
+        """The one that ops use where they need none; by one thread only."""
         from .training.evaluate import Speaker
 
         return Speaker(self, self.kernels)

@@ -11,6 +11,7 @@ from torch import nn
 
 from aedfl.algorithms import sageflow
 from aedfl.data import Dataset, Split
+from aedfl.native import library
 from aedfl.task import Task
 from aedfl.training.plan import Plan
 
@@ -166,10 +167,13 @@ def test_sageflow_keeps_all_where_none_would_pass() -> None:
     assert weights.tolist() == pytest.approx([0.25, 0.75])
 
 
-def test_sageflow_scores_on_the_public_samples() -> None:
+@pytest.mark.parametrize("kernels", [True, False])
+def test_sageflow_scores_on_the_public_samples(kernels: bool) -> None:
     """Logits (0, log 3): probabilities 1/4 and 3/4; three public samples of classes 1, 1, 0."""
     split = Split(torch.ones(4, 1), torch.tensor([1, 1, 0, 0]))
-    task = Task(nn.Linear(1, 2, bias=False), Dataset("two", split, split, 2))
+    module = nn.Sequential(nn.Linear(1, 2, bias=False))
+    task = Task(module, Dataset("two", split, split, 2), kernels=kernels)
+    assert (task.speaker.chain is not None) == (kernels and library() is not None)
     ((loss, entropy),) = sageflow.Score(task).run([(torch.tensor([0.0, log(3)]), np.array([0, 1, 2]))])
     assert loss.item() == pytest.approx(-(2 * log(3 / 4) + log(1 / 4)) / 3)
     assert entropy.item() == pytest.approx(-(0.25 * log(0.25) + 0.75 * log(0.75)))

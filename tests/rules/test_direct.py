@@ -72,14 +72,24 @@ def test_what_the_kernels_cannot_read_is_left_to_pytorch(monkeypatch: pytest.Mon
     assert direct.possible([[vector, None]], [[mask, None]])
     assert not direct.possible([[vector.double()]], [[None]])
     assert not direct.possible([[torch.zeros(12)[::2]]], [[None]])
+    assert not direct.possible([[vector, torch.zeros(5)]], [[None, None]])
+    assert not direct.possible([[vector]], [[mask.float()]])
     assert not direct.possible([[vector.to("meta")]], [[None]])
     monkeypatch.setattr(direct, "library", lambda: None)
     assert not direct.possible([[vector]], [[mask]])
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 4), st.sampled_from([1, 5, 1023, 1024, 1025, 3000]), st.integers(0, 3), st.integers(0, 10**6))
-def test_what_follows_on_a_merge_has_the_bits_of_single_steps(count: int, size: int, state: int, seed: int) -> None:
+@given(
+    st.integers(1, 4),
+    st.sampled_from([1, 5, 1023, 1024, 1025, 3000]),
+    st.integers(0, 3),
+    st.sampled_from([0.3, 0.5, 0.9]),
+    st.integers(0, 10**6),
+)
+def test_what_follows_on_a_merge_has_the_bits_of_single_steps(
+    count: int, size: int, state: int, beta: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
 
     def drawn() -> Tensor:
@@ -88,13 +98,13 @@ def test_what_follows_on_a_merge_has_the_bits_of_single_steps(count: int, size: 
     def chance() -> bool:
         return bool(torch.rand((), generator=generator) < 0.6)
 
-    op = Exchange(Merge(dynamic=False), SlowMomentum(0.5, parameters=max(0, size - state)))
+    op = Exchange(Merge(dynamic=False), SlowMomentum(beta, parameters=max(0, size - state)))
     merged, starts, weights = ([drawn() for _ in range(count)] for _ in range(3))
     masks = [drawn() > 0 if chance() else None for _ in range(count)]
     updates = [(drawn(), 1.3, 0.4 if chance() else None) if chance() else None for _ in range(count)]
     paces = [(drawn(), drawn()) if chance() else None for _ in range(count)]
     job = merged, weights, starts, masks, updates, paces
-    ours = op._follow(*job)
+    ours = direct.follow_each(zip(*job, strict=True), op.momentum.parameters, beta)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(direct, "possible", lambda *_: False)
         theirs = op._follow(*job)

@@ -273,7 +273,7 @@ def _equip(
     torch.backends.cudnn.allow_tf32 = engine.precision != "fp32"
     torch.backends.cudnn.deterministic = True  # a run gives the same record again
     task = Task(module, dataset, loss, metric, device, engine.kernels)
-    return Bench(task, _trainer(engine, task, workers), Evaluator(task, engine.kernels))
+    return Bench(task, _trainer(engine, task, workers), Evaluator(task))
 
 
 def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
@@ -286,15 +286,15 @@ def _trainer(engine: Engine, task: Task, workers: int) -> Trainer:
     name, gpu = engine.trainer, task.device.type == "cuda"
     if name == "auto":
         convolutions = any(isinstance(m, nn.modules.conv._ConvNd) for m in task.module.modules())
-        alone = None if gpu else SequentialTrainer(task, workers, engine.kernels)
+        alone = None if gpu else SequentialTrainer(task, workers)
         if alone is not None and (alone.recipe or alone.fusion or (convolutions and task.macs > SMALL)):
             return alone
         name = "batched"
     if name == "batched" and gpu and grouped.supports(task):
-        return grouped.GroupedTrainer(task, engine.precision == "bf16", engine.kernels)
+        return grouped.GroupedTrainer(task, engine.precision == "bf16", task.kernels)
     if name == "batched" and batched.supports(task):
         return batched.BatchedTrainer(task)
-    return SequentialTrainer(task, workers, engine.kernels)
+    return SequentialTrainer(task, workers)
 
 
 def cores() -> int:

@@ -249,7 +249,7 @@ static void words_forward(work *w, const int64_t *which, int64_t count, int64_t 
         if (l->bias >= 0) memcpy(bias, w->vector + l->bias + f, 4 * least(LANES, l->outputs - f));
         vec most = (vec){0} - __builtin_inff();
         ints place = {0};
-        for (int64_t k = 0; k < places; k++) at[k] = w->rows[k] + start + f;
+        for (int64_t k = 0; k < sums + l->width - 1; k++) at[k] = w->rows[k] + start + f;
 #define TAPS(T) case T: along(at, sums, block, load(bias), &most, &place, T); break;
         switch (l->width) {
           TAPS(1) TAPS(2) TAPS(3) TAPS(4) TAPS(5)

@@ -3,7 +3,7 @@
  *
  * A model is `size` numbers; `held` says which of them it keeps (NULL: all). One of share 0 is not looked at. Products
  * are rounded before they are added, and models are added in their order, as PyTorch does it one tensor at a time: a
- * merge has the same bits either way.
+ * merge has the same bits either way. Momentum is added in one rounding where the processor can, as PyTorch does.
  */
 
 #include <stdint.h>
@@ -16,6 +16,12 @@
 
 #define BLOCK 1024 /* numbers at a time, so that sums stay in the nearest cache */
 #define LANES 16
+
+#if defined(__FMA__) || defined(__aarch64__)
+#define TIMES_PLUS(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define TIMES_PLUS(a, b, c) ((a) * (b) + (c))
+#endif
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -80,13 +86,14 @@ void merge_slopes(int64_t size, int64_t models, const float *const *x, const uin
 }
 
 /* What follows on a merge. With `end`, what was merged moves by `times` the way from `start` to there; with `base`, slow
- * momentum carries it on from there, but for numbers that `held` (NULL: none) removes; with `sent`, that is what is
- * moved `more` times the same way. Behind the first `parameters` numbers lies a state: it moves by `share` of the way
- * instead, and once. `vector` and, with `base`, `faster` are written. */
+ * momentum carries it on, but for numbers that `held` (NULL: none) removes. `vector` is the outcome, `faster` (with
+ * `base`) the new velocity, and `sent`, unless NULL, the vector moved by `more` times the same way. Behind the first
+ * `parameters` numbers lies a state: it moves by `share` of the way instead, and once. */
 void merge_follow(int64_t size, int64_t parameters, const float *merged, const float *start, const float *end,
                   float times, float share, const float *base, const float *velocity, float beta, const uint8_t *held,
                   float more, float *vector, float *faster, float *sent) {
   float way[BLOCK] = {0}, moved[BLOCK];
+  parameters = least(parameters, size);
   for (int64_t from = 0, count; from < size; from += count) {
     const int state = from >= parameters; /* a block is the one or the other */
     count = least(BLOCK, (state ? size : parameters) - from);
@@ -96,7 +103,7 @@ void merge_follow(int64_t size, int64_t parameters, const float *merged, const f
     for (int64_t i = 0; i < count; i++) moved[i] = end ? way[i] * step + merged[from + i] : merged[from + i];
     if (base) {
       float *restrict speed = faster + from;
-      for (int64_t i = 0; i < count; i++) speed[i] = moved[i] - base[from + i] + beta * velocity[from + i];
+      for (int64_t i = 0; i < count; i++) speed[i] = TIMES_PLUS(beta, velocity[from + i], moved[i] - base[from + i]);
       for (int64_t i = 0; i < count; i++) to[i] = state ? moved[i] : base[from + i] + speed[i];
       for (int64_t i = 0; held && i < count; i++) to[i] = held[from + i] ? to[i] : moved[i];
       for (int64_t i = 0; held && i < count; i++) speed[i] *= (float)held[from + i];

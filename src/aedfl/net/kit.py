@@ -152,8 +152,8 @@ def blank(config: RunConfig, model: str | None = None, shape: Sequence[int] = ()
 def _kit(config: RunConfig, dataset: Dataset, model: str | None, rows: Rows | None, tested: Indices) -> Kit:
     module = _module(config, dataset, model)
     task = Task(module, dataset, kernels=config.engine.kernels)
-    start, trainer = task.layout.flatten(module), SequentialTrainer(task, kernels=config.engine.kernels)
-    return Kit(config, task, start, trainer, Evaluator(task, config.engine.kernels), rows, test_rows=tested)
+    start, trainer = task.layout.flatten(module), SequentialTrainer(task)
+    return Kit(config, task, start, trainer, Evaluator(task), rows, test_rows=tested)
 
 
 def _module(config: RunConfig, dataset: Dataset, model: str | None) -> nn.Module:

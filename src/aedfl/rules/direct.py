@@ -15,12 +15,16 @@ Slots = Sequence[Tensor | None]
 
 
 def possible(vectors: Sequence[Slots], masks: Sequence[Slots]) -> bool:
-    """Whether the kernels can do these jobs; all tensors lie on the device of the first."""
+    """Whether the kernels can do these jobs: vectors of one size, and masks of it."""
     first = vectors[0][0]
     if first is None or first.device.type != "cpu" or library() is None:
         return False
-    there = (tensor for job in (*vectors, *masks) for tensor in job if tensor is not None)
-    return all(tensor.is_contiguous() and tensor.dtype in (torch.float32, torch.bool) for tensor in there)
+
+    def are(jobs: Sequence[Slots], kind: torch.dtype) -> bool:
+        there = (tensor for job in jobs for tensor in job if tensor is not None)
+        return all(one.dtype == kind and one.shape == first.shape and one.is_contiguous() for one in there)
+
+    return are(vectors, torch.float32) and are(masks, torch.bool)
 
 
 def merge_each(vectors: Sequence[Slots], masks: Sequence[Slots], weights: Tensor) -> list[Tensor]:
@@ -47,8 +51,8 @@ def slopes_each(
     assert kernels is not None, "ask `possible` first"
     jobs = zip(gradients, vectors, masks, weights.float().unbind(), merged, found.unbind(), strict=True)
     for gradient, models, kept, shares, mean, slopes in jobs:
-        parts = _models(models, kept, shares, len(gradient))
-        kernels.merge_slopes(*parts, pointer(mean), pointer(gradient.contiguous()), pointer(slopes))
+        parts, gradient = _models(models, kept, shares, len(gradient)), gradient.contiguous()
+        kernels.merge_slopes(*parts, pointer(mean), pointer(gradient), pointer(slopes))
     return weights.double() * found
 
 
@@ -61,9 +65,8 @@ Pace = tuple[Tensor, Tensor] | None
 def follow_each(
     jobs: Iterable[tuple[Tensor, Tensor, Tensor, Tensor | None, Way, Pace]], parameters: int, beta: float
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What `Along`, `SlowMomentum` and `Along` once more make of (merged, weights, start, mask, way, pace).
-
-    Results are (vector, velocity, sent); without way and pace the merged model itself, as those do.
+    """What `Along`, `SlowMomentum` and `Along` once more make of (merged, weights, start, mask, way, pace), with the
+    same bits: (vector, velocity, sent), which are the merged model itself where there is neither way nor pace.
     """
     kernels, found = library(), []
     assert kernels is not None, "ask `possible` first"

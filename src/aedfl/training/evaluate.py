@@ -71,8 +71,9 @@ class Speaker:
 class Evaluator(Scorer):
     """Scores vectors; models in evaluation mode, the rest of the task as in training."""
 
-    def __init__(self, task: Task, kernels: bool = True) -> None:
+    def __init__(self, task: Task, kernels: bool | None = None) -> None:
         self.task = task
+        kernels = task.kernels if kernels is None else kernels
         self.fast = kernels and has_kernels(task.device)
         self.speaker = Speaker(task, kernels)
         self.flat = self.speaker.flat

@@ -32,8 +32,9 @@ class SequentialTrainer:
     A module that draws random numbers from torch's global generator is trained by one worker alone.
     """
 
-    def __init__(self, task: Task, workers: int = 1, kernels: bool = True) -> None:
+    def __init__(self, task: Task, workers: int = 1, kernels: bool | None = None) -> None:
         self.task = task
+        kernels = task.kernels if kernels is None else kernels
         module = deepcopy(task.module).train()
         self.fusion = task.fusion(module, kernels)
         self.recipe = task.recipe(module, kernels) if task.crossed else None
