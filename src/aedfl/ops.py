@@ -167,12 +167,19 @@ class HeldOut(Op):
 
     def _one(self, vector: Tensor, mask: Tensor | None, rows: Indices) -> tuple[Tensor, ...]:
         task = self.task
-        flat = task.evaluation_module
-        flat.load(vector if mask is None else vector * mask)
-        flat.gradient.zero_()
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
+        masked = vector if mask is None else vector * mask
+        if task.chain is not None and task.chain.takes(x, y):
+            loss, gradient = task.chain.slopes(masked, x, y)
+        else:
+            loss, gradient = self._by_autograd(masked, x, y)
+        return loss, gradient if mask is None else gradient * mask[: task.layout.parameters]
+
+    def _by_autograd(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        flat = self.task.evaluation_module
+        flat.load(vector)
+        flat.gradient.zero_()
         with torch.enable_grad():
-            loss = task.loss(flat.module(x), y)
+            loss = self.task.loss(flat.module(x), y)
             loss.backward()  # type: ignore[no-untyped-call]
-        gradient = flat.gradient.clone() if mask is None else flat.gradient * mask[: task.layout.parameters]
-        return loss.detach(), gradient
+        return loss.detach(), flat.gradient.clone()

@@ -21,7 +21,7 @@ from .training.flat import FlatModule
 
 if TYPE_CHECKING:
     from .sparsity import ChannelGroups
-    from .training.chain import Recipe
+    from .training.chain import Chain, Recipe
     from .training.evaluate import Speaker
     from .training.fused import Fusion
 
@@ -134,15 +134,16 @@ class Task:
 
         return Fusion.of(module) if self._for_kernels(kernels) else None
 
-    def recipe(self, module: nn.Module, kernels: bool) -> Recipe | None:
-        """How kernels run a module with this task's layers from its inputs to its outputs, if they know them all."""
+    def recipe(self, module: nn.Module, kernels: bool, slopes: bool) -> Recipe | None:
+        """How kernels run a module with this task's layers from its inputs to its outputs, if they know them all, and,
+        with `slopes`, its loss."""
         from .training.chain import Recipe
 
-        recipe = Recipe.of(module) if self._for_kernels(kernels) else None
+        recipe = Recipe.of(module) if self._for_kernels(kernels) and (self.crossed or not slopes) else None
         if recipe is None:
             return None
         x, y = self.gather(torch.arange(min(FEW, len(self.dataset.train))))
-        return recipe if recipe.holds(module, self.start, x, y if module.training else None) else None
+        return recipe if recipe.holds(module, self.start, x, y if slopes else None) else None
 
     def _for_kernels(self, kernels: bool) -> bool:
         return kernels and self.device.type == "cpu" and not self.draws_randomness
@@ -205,6 +206,13 @@ class Task:
         from .training.evaluate import Speaker
 
         return Speaker(self, self.kernels)
+
+    @cached_property
+    def chain(self) -> Chain | None:
+        """Kernels for loss and gradient of the module in evaluation mode, where they know all of it."""
+        module = self.evaluation_module.module
+        recipe = self.recipe(module, self.kernels, slopes=True)
+        return None if recipe is None else recipe.chain(module, self.input_shape)
 
     def make_evaluation_module(self) -> FlatModule:
         """A module in evaluation mode, to be loaded with one vector after the other; by one thread only."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from itertools import count
-from math import cos, pi
+from math import ceil, cos, pi
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from aedfl.algorithms import ad_psgd, dispfl
@@ -170,6 +172,29 @@ def test_dispfl_prunes_the_smallest_and_grows_the_steepest() -> None:
     slope = torch.tensor([9.0, 3.0, 0.1, 9.0, 2.0, 1.0])
     assert dispfl.regrow(size, mask, slope, 0.5).tolist() == [True, True, False, True, True, False]
     assert dispfl.regrow(size, mask, slope, 0.0).tolist() == mask.tolist()
+
+
+@given(
+    kept=st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=40),
+    share=st.floats(0.0, 1.0),
+)
+def test_dispfl_regrows_as_by_sorting(kept: list[tuple[bool, int, int]], share: float) -> None:
+    """Many equal numbers: of those the first ones are taken."""
+    mask = [row[0] for row in kept]
+    count = ceil(share * sum(mask))
+    gone = sorted((size, at) for at, (here, size, _) in enumerate(kept) if here)[:count]
+    expected = [here and at not in {place for _, place in gone} for at, here in enumerate(mask)]
+    come = sorted((-slope, at) for at, (_, _, slope) in enumerate(kept) if not expected[at])[:count]
+    for _, at in come:
+        expected[at] = True
+    sizes, slopes = (torch.tensor([float(row[column]) for row in kept]) for column in (1, 2))
+    assert dispfl.regrow(sizes, torch.tensor(mask), slopes, share).tolist() == expected
+
+
+def test_dispfl_keeps_its_density_when_a_model_is_no_number() -> None:
+    mask = torch.arange(10) < 6
+    found = dispfl.regrow(torch.full((10,), torch.nan), mask, torch.full((10,), torch.nan), 0.5)
+    assert int(found.sum()) == 6
 
 
 def test_dispfl_replaces_less_and_less() -> None:

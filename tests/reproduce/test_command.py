@@ -83,6 +83,17 @@ def test_records_made_elsewhere_are_collected_and_listed() -> None:
     assert reproduce("tables", "--until", "10").exit_code == 0
 
 
+def test_trials_run_in_shares_are_chosen_from_once_they_are_together() -> None:
+    asked = ("tune", "digits-cnn", "--methods", "fedavg", "--trials", "2", *SMALL)
+    for share in ("1of2", "2of2"):
+        done = reproduce(*asked, "--share", share.replace("of", "/"), "--out", share)
+        assert done.exit_code == 0 and "fedavg: undecided" in done.stdout, done.output
+        assert len(list(Store(Path(share, "tuning")))) == 1
+    assert reproduce("collect", "1of2", "2of2").exit_code == 0
+    done = reproduce(*asked)
+    assert "2 of 2 cells done, 0 runs to go" in done.stdout and "fedavg: undecided" not in done.stdout, done.output
+
+
 def test_shares_do_everything_once_between_them() -> None:
     asked = ("table2", "--settings", "digits-cnn", "--methods", "fedavg,fedprox", "--seeds", "2", *SMALL)
     found = []

@@ -94,6 +94,17 @@ def test_weighted_mean_of_a_list_has_the_bits_of_merge(normal: Draw, uniform: Dr
         assert torch.equal(weighted_mean(models, weights[job], list(masks[job])), masked[job])
 
 
+def test_weighted_mean_of_vectors_and_of_rows_are_the_same(normal: Draw, uniform: Draw) -> None:
+    """A kernel takes vectors, PyTorch everything else; both fall back on what they are told."""
+    models, masks = list(normal(5, 3000)), list(uniform(5, 3000) < 0.3)
+    weights, fallback = uniform(5), normal(3000)
+    found = weighted_mean(models, weights, masks, fallback)
+    rows = weighted_mean([m[None] for m in models], weights, [m[None] for m in masks], fallback[None])
+    nobody = ~torch.stack(masks).any(0)
+    assert nobody.any() and torch.equal(found[nobody], fallback[nobody])
+    assert torch.equal(found, rows[0])
+
+
 def test_weighted_mean_takes_counts_and_a_fallback() -> None:
     models = [torch.tensor([1.0, 10.0]), torch.tensor([4.0, 20.0])]
     assert weighted_mean(models, [100, 200]).tolist() == pytest.approx([3.0, 50 / 3])

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from aedfl import models, native
 from aedfl.data import from_user
 from aedfl.layout import Layout
+from aedfl.ops import HeldOut
 from aedfl.task import Task
 from aedfl.training import chain as place
 from aedfl.training.chain import DENSE, IMAGE, WORDS, Chain, Recipe
@@ -209,6 +210,23 @@ def test_scores_are_those_of_the_plain_module(name: str) -> None:
     assert ours[0] == theirs[0] and ours[1] == pytest.approx(theirs[1], abs=1e-6)
 
 
+@pytest.mark.parametrize("name", CHAINS)
+def test_held_out_losses_and_gradients_are_those_of_autograd(name: str) -> None:
+    """With and without a mask; the plain one is what a task without kernels does."""
+    task = built_in(name)
+    plain = Task(task.module, task.dataset, kernels=False)
+    vector, rows = jobs(task)[1].vector, np.array([3, 0, 7, 7])
+    mask = torch.rand(len(vector), generator=torch.Generator().manual_seed(1)) < 0.7
+    assert task.chain is not None and plain.chain is None
+    work = [(vector, None, rows), (vector, mask, rows)]
+    for ours, theirs in zip(HeldOut(task).run(work), HeldOut(plain).run(work), strict=True):
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-6)
+        assert theirs[1].abs().max() > 1e-3
+    ((_, gradient),) = HeldOut(task).run(work[1:])
+    assert not gradient[~mask].any()
+
+
 def test_labels_and_words_that_are_out_of_bounds_are_left_to_pytorch() -> None:
     task = built_in("mlp")
     chain = chain_of(task.module, (1, 8, 8))
@@ -228,7 +246,8 @@ def test_labels_and_words_that_are_out_of_bounds_are_left_to_pytorch() -> None:
     "loss", [nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss(weight=torch.ones(4)), F.multi_margin_loss]
 )
 def test_other_losses_are_trained_step_by_step(loss: Any) -> None:
-    assert SequentialTrainer(own(dense(), loss=loss)).recipe is None
+    task = own(dense(), loss=loss)
+    assert SequentialTrainer(task).recipe is None and task.chain is None
     assert SequentialTrainer(own(dense(), loss=nn.CrossEntropyLoss())).recipe is not None
 
 

@@ -102,10 +102,21 @@ class Regrow(Op):
 def regrow(size: Tensor, mask: Tensor, slope: Tensor, share: float) -> Tensor:
     """One layer's mask without the smallest kept weights, and with as many of the steepest missing ones."""
     count = ceil(share * int(mask.sum()))
-    smallest = torch.where(mask, size, torch.inf).sort(stable=True).indices[:count]
-    mask = mask.index_fill(0, smallest, False)
-    steepest = torch.where(mask, -torch.inf, slope).sort(descending=True, stable=True).indices[:count]
-    return mask.index_fill(0, steepest, True)
+    mask = mask.index_fill(0, _least(size, mask, count), False)
+    return mask.index_fill(0, _least(-slope, ~mask, count), True)
+
+
+def _least(values: Tensor, among: Tensor, count: int) -> Tensor:
+    """Places of the `count` smallest values among some, the first of equal ones; NaN counts as large. It does not sort:
+    a table of words has as many numbers as all the rest of a network a hundred times."""
+    places = among.nonzero().squeeze(1)
+    found = values[places].nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    if not 0 < count < len(places):
+        return places[:count]
+    limit = found.kthvalue(count).values
+    below = found < limit
+    equal = (found == limit).nonzero().squeeze(1)[: count - int(below.sum())]
+    return places[below.index_fill(0, equal, True)]
 
 
 def kept_size(task: Task, shares: dict[str, float]) -> Size:

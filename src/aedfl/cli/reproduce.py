@@ -207,6 +207,7 @@ def tune(
     device: Device = None,
     at_once: AtOnce = None,
     checkpoints: Checkpoints = None,
+    share: Share = None,
 ) -> None:
     """Try a few hyper-parameters of each method on validation data, then the best with weight decay; freeze what wins.
 
@@ -223,7 +224,7 @@ def tune(
     plan.setting(setting)
     folder = (out or (QUICK if quick else RESULTS)) / "tuning"
     store = Store(folder)
-    sitting = Sitting(store, _say, clock, at_once, checkpoints)
+    sitting = Sitting(store, _say, clock, at_once, checkpoints, share=_share(share))
     try:
         tried = wish.methods or tuning.methods()
         sitting.run(tuning.plan(setting, tried, trials, wish))

@@ -45,14 +45,14 @@ static void weigh(int64_t from, int64_t count, int64_t models, const float *cons
   }
 }
 
-/* Per number, the mean by shares of those who hold it; the first model's where nobody does. */
+/* Per number, the mean by shares of those who hold it; that of `fallback` where nobody does. */
 void merge_models(int64_t size, int64_t models, const float *const *x, const uint8_t *const *held, const float *shares,
-                  float *merged) {
+                  const float *fallback, float *merged) {
   float holders[BLOCK], sums[BLOCK];
   for (int64_t from = 0; from < size; from += BLOCK) {
     const int64_t count = least(BLOCK, size - from);
     weigh(from, count, models, x, held, shares, holders, sums);
-    for (int64_t i = 0; i < count; i++) merged[from + i] = holders[i] > 0 ? sums[i] / holders[i] : x[0][from + i];
+    for (int64_t i = 0; i < count; i++) merged[from + i] = holders[i] > 0 ? sums[i] / holders[i] : fallback[from + i];
   }
 }
 

@@ -29,14 +29,20 @@ def possible(vectors: Sequence[Slots], masks: Sequence[Slots]) -> bool:
 
 def merge_each(vectors: Sequence[Slots], masks: Sequence[Slots], weights: Tensor) -> list[Tensor]:
     """`merge` for each job: [P] by P, with the same bits. `weights` [B, M+1] are 0 for slots that are empty."""
-    kernels, found = library(), []
-    assert kernels is not None, "ask `possible` first"
+    found = []
     for models, kept, shares in zip(vectors, masks, weights.float().unbind(), strict=True):
         assert models[0] is not None
-        merged = torch.empty_like(models[0])
-        kernels.merge_models(*_models(models, kept, shares, len(merged)), pointer(merged))
-        found.append(merged)
+        found.append(merge_one(models, kept, shares, models[0]))
     return found
+
+
+def merge_one(models: Slots, masks: Slots, weights: Tensor, fallback: Tensor) -> Tensor:
+    """One merge; where nobody holds a number, it is that of `fallback`."""
+    kernels = library()
+    assert kernels is not None, "ask `possible` first"
+    merged, weights = torch.empty_like(fallback), weights.contiguous()
+    kernels.merge_models(*_models(models, masks, weights, len(merged)), pointer(fallback), pointer(merged))
+    return merged
 
 
 def slopes_each(

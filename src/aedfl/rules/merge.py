@@ -8,6 +8,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from . import direct
 from .reduce import add_slots, slot_sum, total
 
 TOGETHER = 1 << 22
@@ -46,7 +47,11 @@ def weighted_mean(
     slots = torch.as_tensor(weights, dtype=first.dtype).to(first.device, non_blocking=True)
     if len(slots) != len(vectors):
         raise ValueError(f"{len(slots)} weights were given for {len(vectors)} vectors")
-    return _mean(vectors, slots, masks, first if fallback is None else fallback)
+    fallback = first if fallback is None else fallback
+    held = [None] * len(vectors) if masks is None else masks
+    if slots.dim() == first.dim() == 1 and direct.possible([[*vectors, fallback]], [held]):
+        return direct.merge_one(vectors, held, slots, fallback)
+    return _mean(vectors, slots, masks, fallback)
 
 
 def pairwise_average(left: Tensor, right: Tensor) -> Tensor:

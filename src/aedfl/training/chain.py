@@ -77,9 +77,7 @@ class Recipe:
                 return True
             loss = F.cross_entropy(said, y)
             (slopes,) = torch.autograd.grad(loss, leaf) if loss.requires_grad else (start * torch.nan,)
-        job = TrainJob(start, np.arange(len(x)), (0,), 0.0, 1)
-        ours = chain.train(Plan(batch_size=len(x), probe=True), job, lambda rows: (x[rows], y[rows]), 1)
-        return ours is not None and _near(ours.gradient, slopes)
+        return _near(chain.slopes(start, x, y)[1], slopes)
 
     def chain(self, module: nn.Module, inputs: tuple[int, ...]) -> Chain | None:
         """The chain of a module for samples of a shape; None where the kernels cannot do it."""
@@ -153,6 +151,13 @@ class Chain:
             vector = torch.where(mask > 0, vector, job.vector)
         mean, begin = torch.tensor([total / max(1, steps), first], dtype=torch.float32)
         return TrainResult(vector, mean, begin, gradient)
+
+    def slopes(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean cross entropy [] of samples that the chain takes, and its gradient [parameters]."""
+        job = TrainJob(vector, np.arange(len(x)), (0,), 0.0, 1)
+        found = self.train(Plan(batch_size=len(x), probe=True), job, lambda rows: (x[rows], y[rows]), 1)
+        assert found is not None, "ask `takes` first"
+        return found.first_loss, found.gradient
 
     def run(self, vector: Tensor, x: Tensor) -> Tensor:
         """What the network with these weights says to some samples."""

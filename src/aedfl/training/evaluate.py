@@ -58,7 +58,7 @@ class Speaker:
     def __init__(self, task: Task, kernels: bool) -> None:
         self.flat = task.make_evaluation_module()
         self.layers = task.forward(self.flat.module, task.fusion(self.flat.module, kernels))
-        recipe = task.recipe(self.flat.module, kernels)
+        recipe = task.recipe(self.flat.module, kernels, slopes=False)
         self.chain = None if recipe is None else recipe.chain(self.flat.module, task.input_shape)
 
     @torch.no_grad()

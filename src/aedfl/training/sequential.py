@@ -37,7 +37,7 @@ class SequentialTrainer:
         kernels = task.kernels if kernels is None else kernels
         module = deepcopy(task.module).train()
         self.fusion = task.fusion(module, kernels)
-        self.recipe = task.recipe(module, kernels) if task.crossed else None
+        self.recipe = task.recipe(module, kernels, slopes=True)
         self.workers = 1 if task.draws_randomness or task.device.type != "cpu" else max(1, workers)
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(self.workers, "train") if self.workers > 1 else None
