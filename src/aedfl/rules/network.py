@@ -111,11 +111,11 @@ def backward(network: Network, steps: list[Step], slopes: Tensor) -> Tensor:
     into_gates = _through_time(network, steps, into_dense)
     columns = torch.stack([step.column for step in steps], 1)
     parts = [
-        (into_gates.mT @ columns)[..., : SHAPES["gates"][1]],
+        _outer(into_gates, columns)[..., : SHAPES["gates"][1]],
         into_gates.sum(1),
-        into_dense.mT @ hidden,
+        _outer(into_dense, hidden),
         into_dense.sum(1),
-        slopes.mT @ dense,
+        _outer(slopes, dense),
         slopes.sum(1),
     ]
     return torch.cat([part.flatten(1) for part in parts], 1)
@@ -134,6 +134,15 @@ def _affine(matrix: Tensor, bias: Tensor, row: Tensor) -> Tensor:
 def _row_times(row: Tensor, matrix: Tensor) -> Tensor:
     """[B, out] x [B, out, in] -> [B, in], row by row: for several rows the kernel depends on how many."""
     return (row.unsqueeze(1) @ matrix).squeeze(1)
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """[B, M, out] x [B, M, in] -> [B, out, in], the outer products of all steps summed. On a CPU one after the other:
+    matrix kernels of some processors round by how many there are, so that empty slots would matter."""
+    if left.is_cuda:
+        return left.mT @ right
+    pairs = zip(left.unsqueeze(-1).unbind(1), right.unsqueeze(-2).unbind(1), strict=True)
+    return sum((a * b for a, b in pairs), left.new_zeros(()))
 
 
 def _gates(network: Network, column: Tensor) -> tuple[Tensor, Tensor]:
