@@ -141,3 +141,55 @@ def test_trials_that_all_went_further_are_compared_where_they_got_to(tmp_path: P
     rising = [[0.1, 0.3, 0.4, 0.1, 0.1, 0.1], [0.1] * 6, [0.1, 0.2, 0.2, 0.5, 0.5, 0.5], [0.1] * 6]
     trials = [trial("fedprox", i, curve) for i, curve in enumerate(rising)]
     assert freeze(tmp_path, *trials, until=500.0) == {"fedprox": tune.trials("cifar10-lenet", "fedprox", 4)[2]}
+
+
+def test_the_last_stage_is_for_longer_and_on_a_seed_of_its_own() -> None:
+    content = {"methods": {"fedprox": {"late": [{"changes": {}}, {"changes": {"training.weight_decay": 0.003}}]}}}
+    plain, decayed = tune.plan_late("emnist-lenet", ["fedprox", "fedbuff"], content, Wish(until=80))
+    assert plain.config.seed not in (tune.seed(), FIRST_SEED) and plain.config.seed in tune.seeds()
+    assert plain.config.stop.virtual_seconds == decayed.config.stop.virtual_seconds == 300
+    assert (plain.config.training.weight_decay, decayed.config.training.weight_decay) == (0, 0.003)
+    assert plain.config.data.validation == 0.1
+    assert plain.command.endswith("tune emnist-lenet --methods fedprox --until 80")
+    assert tune.plan_late("emnist-lenet", ["fedprox"], content, Wish(quick=True)) == []
+    assert tune.plan_late("cifar10-lenet", ["fedprox"], content, Wish()) == []
+
+
+LATE = "imdb-textcnn"
+
+
+def late(folder: Path, method: str, best: int, accuracies: tuple[float, float]) -> dict[str, object]:
+    """What is frozen of a method after its trials, of which that number was the best, and both of the last stage."""
+    store = Store(folder)
+    for number, planned in enumerate(tune.plan(LATE, [method], 4, Wish())):
+        made = record(method, [0.1, 0.5 if number == best else 0.3], seed=tune.seed(), until=100.0, setting=LATE)
+        store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
+    content = tune.freeze(LATE, store, 100.0, 4, Wish())
+    for accuracy, planned in zip(accuracies, tune.plan_late(LATE, [method], content, Wish()), strict=True):
+        made = record(method, [0.1, *[accuracy] * 4], seed=planned.key.seed, until=400.0, end=400.0, setting=LATE)
+        store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
+    return tune.freeze(LATE, store, 100.0, 4, Wish())["methods"]
+
+
+def test_the_last_stage_decides_when_all_methods_have_had_it(tmp_path: Path) -> None:
+    decay = {"training.weight_decay": 0.003}
+    best = tune.trials(LATE, "fedprox", 4)[1]
+    found = late(tmp_path, "fedprox", 1, (0.4, 0.6))
+    assert found["fedprox"]["chosen"] == {**best, **decay}
+    store = Store(tmp_path)
+    waiting = [trial for trial in tune.plan(LATE, ["fedbuff"], 4, Wish())]
+    for planned in waiting:
+        made = record("fedbuff", [0.1, 0.2], seed=tune.seed(), until=100.0, setting=LATE)
+        store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
+    assert tune.freeze(LATE, store, 100.0, 4, Wish())["methods"]["fedprox"]["chosen"] == best
+    found = late(tmp_path, "fedbuff", 0, (0.5, 0.4))
+    assert found["fedprox"]["chosen"] == {**best, **decay} and found["fedbuff"]["chosen"] == {}
+
+
+def test_what_decays_already_is_tried_without(tmp_path: Path) -> None:
+    found = late(tmp_path, "aedfl", 3, (0.4, 0.5))
+    decays = tune.trials(LATE, "aedfl", 4)[3]
+    without = {key: value for key, value in decays.items() if key != "training.weight_decay"}
+    assert len(without) == len(decays) - 1
+    assert [one["changes"] for one in found["aedfl"]["late"]] == [decays, without]
+    assert found["aedfl"]["chosen"] == without

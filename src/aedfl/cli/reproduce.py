@@ -211,6 +211,8 @@ def tune(
 ) -> None:
     """Try a few hyper-parameters of each method on validation data, then the best with weight decay; freeze what wins.
 
+    Where a setting has a last stage (tuning.toml), what won is run for longer on another seed, with and without decay.
+
     Validation data are a tenth of the training data, set aside; the test set is not looked at.
     """
     from ..reproduce import plan
@@ -230,6 +232,8 @@ def tune(
         sitting.run(tuning.plan(setting, tried, trials, wish))
         first = tuning.freeze(setting, store, wish.end(setting), trials, wish)
         sitting.run(tuning.plan_further(setting, tried, first, wish))
+        second = tuning.freeze(setting, store, wish.end(setting), trials, wish)
+        sitting.run(tuning.plan_late(setting, tried, second, wish))
     except KeyboardInterrupt:
         raise Interrupted("finished trials are kept; go on by the same command") from None
     finally:

@@ -10,6 +10,7 @@ import json
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -47,8 +48,13 @@ def trials(name: str, method: str, count: int) -> list[dict[str, Any]]:
 
 
 def seed() -> int:
-    """The seed of all trials; tables have others."""
+    """The seed of all trials but those of the last stage; tables have others."""
     return int(_grid()["seed"])
+
+
+def seeds() -> set[int]:
+    """All that tuning ever uses."""
+    return {seed(), *(int(late["seed"]) for late in _grid()["late"].values())}
 
 
 def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]:
@@ -62,23 +68,50 @@ def plan_further(name: str, chosen: Sequence[str], content: Mapping[str, Any], w
     return [_cell(name, method, _further(method, best), wish) for method, best in known.items() if best is not None]
 
 
+def plan_late(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
+    """What was chosen so far, and it with the keys of the setting's last stage, for longer and on another seed."""
+    late = _late(name, wish)
+    if late is None:
+        return []
+    found = content["methods"]
+    pairs = [(method, one["changes"]) for method in chosen for one in found.get(method, {}).get("late", [])]
+    return [_cell(name, method, keys, wish, late) for method, keys in pairs]
+
+
+def _late(name: str, wish: Wish) -> Mapping[str, Any] | None:
+    """Seed, end and keys of a setting's last stage, if it has one; a small version has none."""
+    found: Mapping[str, Any] | None = _grid()["late"].get(name)
+    return None if wish.quick else found
+
+
+def _pair(chosen: Mapping[str, Any], keys: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was chosen, and it with some keys; without them where it has them already."""
+    without = {key: value for key, value in chosen.items() if key not in keys}
+    return [dict(chosen), without if chosen == {**chosen, **keys} else {**chosen, **keys}]
+
+
 def _further(method: str, best: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the trial that comes after the others."""
     return {**best, **_grid()["further"], **_grid()["further_of"].get(method, {})}
 
 
-def _cell(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Cell:
-    config = configure(name, method, seed(), keys, _set_aside(wish), wish)
+def _cell(
+    name: str, method: str, keys: Mapping[str, Any], wish: Wish, late: Mapping[str, Any] | None = None
+) -> Cell:
+    key = _key(name, method, keys, wish, late)
+    aim = wish if late is None else replace(wish, until=float(late["until"]))
+    config = configure(name, method, key.seed, keys, _set_aside(wish), aim)
     command = shlex.join(["aedfl", "reproduce", TARGET, name, "--methods", method, *wish.options])
-    return Cell(_key(name, method, keys, wish), config, TARGET, command)
+    return Cell(key, config, TARGET, command)
 
 
 def _set_aside(wish: Wish) -> tuple[str, ...]:
     return (*wish.changes(()), f"data.validation={_grid()['validation']}")
 
 
-def _key(name: str, method: str, keys: Mapping[str, Any], wish: Wish) -> Key:
-    return Key(name, method, seed(), (*assignments(keys), *_set_aside(wish)))
+def _key(name: str, method: str, keys: Mapping[str, Any], wish: Wish, late: Mapping[str, Any] | None = None) -> Key:
+    where = seed() if late is None else int(late["seed"])
+    return Key(name, method, where, (*assignments(keys), *_set_aside(wish)))
 
 
 def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dict[str, Any]:
@@ -94,6 +127,7 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
             best = choose(outcomes)
             found[method] = {"until": end, "chosen": best, "best": best, "trials": outcomes}
     _go_further(name, found, store, wish)
+    _go_late(name, found, store, wish)
     head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
     content = {**head, "until": until, "trials": count, "methods": found}
     store.folder.mkdir(parents=True, exist_ok=True)
@@ -112,6 +146,20 @@ def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> N
     if all(one.get("further", {}).get("accuracy") is not None for one in found.values()):
         for one in found.values():
             one["chosen"] = choose([*one["trials"], one["further"]])
+
+
+def _go_late(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None:
+    """Adds the last stage, in which two are compared anew; it decides once all methods here have had it."""
+    late = _late(name, wish)
+    known = {method: one for method, one in found.items() if one["chosen"] is not None}
+    if late is None or not known:
+        return
+    for method, one in known.items():
+        tried = [(keys, _key(name, method, keys, wish, late)) for keys in _pair(one["chosen"], late["keys"])]
+        one["late"] = [_outcome(keys, store, key, float(late["until"])) for keys, key in tried]
+    if all(trial["accuracy"] is not None for one in known.values() for trial in one["late"]):
+        for one in known.values():
+            one["chosen"] = choose(one["late"])
 
 
 def freeze_again(name: str, store: Store) -> dict[str, Any]:
