@@ -186,6 +186,12 @@ def test_the_last_stage_decides_when_all_methods_have_had_it(tmp_path: Path) -> 
     assert found["fedprox"]["chosen"] == {**best, **decay} and found["fedbuff"]["chosen"] == {}
 
 
+def test_the_last_stage_changes_nothing_for_less_than_its_margin(tmp_path: Path) -> None:
+    best = tune.trials(LATE, "fedprox", 4)[1]
+    assert late(tmp_path / "less", "fedprox", 1, (0.5, 0.507))["fedprox"]["chosen"] == best
+    assert late(tmp_path / "more", "fedprox", 1, (0.5, 0.509))["fedprox"]["chosen"] != best
+
+
 def test_what_decays_already_is_tried_without(tmp_path: Path) -> None:
     found = late(tmp_path, "aedfl", 3, (0.4, 0.5))
     decays = tune.trials(LATE, "aedfl", 4)[3]

@@ -149,7 +149,10 @@ def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> N
 
 
 def _go_late(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None:
-    """Adds the last stage, in which two are compared anew; it decides once all methods here have had it."""
+    """Adds the last stage, in which two are compared anew; it decides once all methods here have had it.
+
+    What was chosen so far stays unless the other is better by about a standard error: the two differ in one key.
+    """
     late = _late(name, wish)
     known = {method: one for method, one in found.items() if one["chosen"] is not None}
     if late is None or not known:
@@ -159,7 +162,9 @@ def _go_late(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None
         one["late"] = [_outcome(keys, store, key, float(late["until"])) for keys, key in tried]
     if all(trial["accuracy"] is not None for one in known.values() for trial in one["late"]):
         for one in known.values():
-            one["chosen"] = choose(one["late"])
+            so_far, other = one["late"]
+            better = other["accuracy"] >= so_far["accuracy"] + late["margin"]
+            one["chosen"] = (other if better else so_far)["changes"]
 
 
 def freeze_again(name: str, store: Store) -> dict[str, Any]:
