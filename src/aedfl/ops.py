@@ -168,12 +168,12 @@ class HeldOut(Op):
     def _one(self, vector: Tensor, mask: Tensor | None, rows: Indices) -> tuple[Tensor, ...]:
         task = self.task
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
-        masked = vector if mask is None else vector * mask
+        masked = (vector if mask is None else vector * mask).float()
         if task.chain is not None and task.chain.takes(x, y):
             loss, gradient = task.chain.slopes(masked, x, y)
         else:
             loss, gradient = self._by_autograd(masked, x, y)
-        return loss, gradient if mask is None else gradient * mask[: task.layout.parameters]
+        return loss, gradient if mask is None else (gradient * mask[: task.layout.parameters]).float()
 
     def _by_autograd(self, vector: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         flat = self.task.evaluation_module

@@ -192,9 +192,9 @@ def test_dispfl_regrows_as_by_sorting(kept: list[tuple[bool, int, int]], share: 
 
 
 def test_dispfl_keeps_its_density_when_a_model_is_no_number() -> None:
-    mask = torch.arange(10) < 6
-    found = dispfl.regrow(torch.full((10,), torch.nan), mask, torch.full((10,), torch.nan), 0.5)
-    assert int(found.sum()) == 6
+    mask, lost, known = torch.arange(10) < 6, torch.full((10,), torch.nan), torch.arange(10.0)
+    for size, slope in ((lost, known), (known, lost), (lost, lost)):
+        assert int(dispfl.regrow(size, mask, slope, 0.5).sum()) == 6
 
 
 def test_dispfl_replaces_less_and_less() -> None:

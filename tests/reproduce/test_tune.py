@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from aedfl.data import Dataset
 from aedfl.errors import UserError
 from aedfl.experiment import workshop
 from aedfl.reproduce import tune
-from aedfl.reproduce.plan import FIRST_SEED, Wish, cell, cells, settings, target
+from aedfl.reproduce.plan import FIRST_SEED, Cell, Wish, cell, cells, settings, target
 from aedfl.reproduce.records import Store
 from aedfl.reproduce.sitting import Sitting
 from reproduce.fakes import TINY, record
@@ -158,32 +159,49 @@ def test_the_last_stage_is_for_longer_and_on_a_seed_of_its_own() -> None:
 LATE = "imdb-textcnn"
 
 
-def late(folder: Path, method: str, best: int, accuracies: tuple[float, float]) -> dict[str, object]:
-    """What is frozen of a method after its trials, of which that number was the best, and both of the last stage."""
+def before(folder: Path, method: str, best: int, further: bool = True) -> Store:
+    """A method's trials, of which that number was the best, and the one after them, which was not."""
     store = Store(folder)
-    for number, planned in enumerate(tune.plan(LATE, [method], 4, Wish())):
-        made = record(method, [0.1, 0.5 if number == best else 0.3], seed=tune.seed(), until=100.0, setting=LATE)
+
+    def add(planned: Cell, accuracy: float) -> None:
+        made = record(method, [0.1, accuracy], seed=tune.seed(), until=100.0, setting=LATE)
         store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
+
+    for number, planned in enumerate(tune.plan(LATE, [method], 4, Wish())):
+        add(planned, 0.5 if number == best else 0.3)
+    content = tune.freeze(LATE, store, 100.0, 4, Wish())
+    for planned in tune.plan_further(LATE, [method], content, Wish()) if further else []:
+        add(planned, 0.1)
+    return store
+
+
+def late(folder: Path, method: str, best: int, accuracies: tuple[float, float]) -> dict[str, Any]:
+    """What is frozen after a method's trials and both of the last stage."""
+    store = before(folder, method, best)
     content = tune.freeze(LATE, store, 100.0, 4, Wish())
     for accuracy, planned in zip(accuracies, tune.plan_late(LATE, [method], content, Wish()), strict=True):
         made = record(method, [0.1, *[accuracy] * 4], seed=planned.key.seed, until=400.0, end=400.0, setting=LATE)
         store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
-    return tune.freeze(LATE, store, 100.0, 4, Wish())["methods"]
+    return dict(tune.freeze(LATE, store, 100.0, 4, Wish())["methods"])
 
 
 def test_the_last_stage_decides_when_all_methods_have_had_it(tmp_path: Path) -> None:
-    decay = {"training.weight_decay": 0.003}
     best = tune.trials(LATE, "fedprox", 4)[1]
-    found = late(tmp_path, "fedprox", 1, (0.4, 0.6))
-    assert found["fedprox"]["chosen"] == {**best, **decay}
-    store = Store(tmp_path)
-    waiting = [trial for trial in tune.plan(LATE, ["fedbuff"], 4, Wish())]
-    for planned in waiting:
-        made = record("fedbuff", [0.1, 0.2], seed=tune.seed(), until=100.0, setting=LATE)
-        store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
-    assert tune.freeze(LATE, store, 100.0, 4, Wish())["methods"]["fedprox"]["chosen"] == best
+    decayed = {**best, "training.weight_decay": 0.003}
+    assert late(tmp_path, "fedprox", 1, (0.4, 0.6))["fedprox"]["chosen"] == decayed
+    waiting = before(tmp_path, "fedbuff", 0)
+    assert tune.freeze(LATE, waiting, 100.0, 4, Wish())["methods"]["fedprox"]["chosen"] == best
     found = late(tmp_path, "fedbuff", 0, (0.5, 0.4))
-    assert found["fedprox"]["chosen"] == {**best, **decay} and found["fedbuff"]["chosen"] == {}
+    assert found["fedprox"]["chosen"] == decayed and found["fedbuff"]["chosen"] == {}
+
+
+def test_the_last_stage_is_not_begun_before_all_methods_have_had_the_others(tmp_path: Path) -> None:
+    """What it compares is not known yet."""
+    before(tmp_path, "fedprox", 1)
+    content = tune.freeze(LATE, before(tmp_path, "fedbuff", 0, further=False), 100.0, 4, Wish())
+    assert tune.plan_late(LATE, ["fedprox", "fedbuff"], content, Wish()) == []
+    content = tune.freeze(LATE, before(tmp_path, "fedbuff", 0), 100.0, 4, Wish())
+    assert len(tune.plan_late(LATE, ["fedprox", "fedbuff"], content, Wish())) == 4
 
 
 def test_the_last_stage_changes_nothing_for_less_than_its_margin(tmp_path: Path) -> None:

@@ -164,6 +164,24 @@ def test_padding_does_not_matter(jobs: Job, name: str) -> None:
         assert same(RULES[name](padded(some, extra)), expected), extra
 
 
+@pytest.mark.parametrize("slots", [1, 5, 6, 7, 8, 12])
+def test_padding_does_not_matter_to_what_the_selector_learns(slots: int) -> None:
+    """However many neighbours there are: sums of eight numbers and more are made in lanes."""
+    generator = torch.Generator().manual_seed(slots)
+    theta, features = (torch.randn(*shape, generator=generator) for shape in ((4, PARAMETERS), (4, slots, FEATURES)))
+    features, choices = features.double(), torch.rand(4, slots, generator=generator) < 0.5
+    valid = torch.ones(4, slots, dtype=torch.bool)
+    for kind in (torch.float32, torch.float64):
+        expected = log_prob_gradient(theta.to(kind), features.to(kind), valid, choices, 0.05)
+        for extra in (1, 2, 6, 9):
+            wide = [
+                torch.cat([t, torch.zeros(4, extra, *t.shape[2:], dtype=t.dtype)], 1)
+                for t in (features, valid, choices)
+            ]
+            found = log_prob_gradient(theta.to(kind), wide[0].to(kind), wide[1], wide[2], 0.05)
+            assert torch.equal(found, expected), extra
+
+
 def test_masks_that_keep_everything_are_like_no_masks(jobs: Job) -> None:
     full = jobs | {"masks": torch.ones_like(jobs["masks"])}
     assert same(RULES["masked merge"](full), RULES["merge"](full))

@@ -105,6 +105,15 @@ def test_weighted_mean_of_vectors_and_of_rows_are_the_same(normal: Draw, uniform
     assert torch.equal(found, rows[0])
 
 
+def test_a_weight_that_is_no_number_is_seen(normal: Draw) -> None:
+    """With kernels and without them."""
+    models = list(normal(2, 50))
+    for vectors in (models, [model[None] for model in models]):
+        assert weighted_mean(vectors, torch.tensor([torch.nan, 1.0])).isnan().all()
+    with pytest.raises(ValueError, match="1 masks were given for 2 vectors"):
+        weighted_mean(models, [1, 1], [torch.ones(50, dtype=torch.bool)])
+
+
 def test_weighted_mean_takes_counts_and_a_fallback() -> None:
     models = [torch.tensor([1.0, 10.0]), torch.tensor([4.0, 20.0])]
     assert weighted_mean(models, [100, 200]).tolist() == pytest.approx([3.0, 50 / 3])

@@ -182,6 +182,9 @@ def test_held_out_losses_and_gradients_are_those_of_autograd(name: str) -> None:
         torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(ours[1], theirs[1], rtol=1e-4, atol=1e-6)
         assert theirs[1].abs().max() > 1e-3
+    for wide in (vector.double(), vector):
+        for kept in (mask.double(), mask.float()):
+            torch.testing.assert_close(HeldOut(task).run([(wide, kept, rows)])[0], HeldOut(task).run(work[1:])[0])
     ((_, gradient),) = HeldOut(task).run(work[1:])
     assert not gradient[~mask].any()
 

@@ -95,9 +95,7 @@ def _further(method: str, best: Mapping[str, Any]) -> dict[str, Any]:
     return {**best, **_grid()["further"], **_grid()["further_of"].get(method, {})}
 
 
-def _cell(
-    name: str, method: str, keys: Mapping[str, Any], wish: Wish, late: Mapping[str, Any] | None = None
-) -> Cell:
+def _cell(name: str, method: str, keys: Mapping[str, Any], wish: Wish, late: Mapping[str, Any] | None = None) -> Cell:
     key = _key(name, method, keys, wish, late)
     aim = wish if late is None else replace(wish, until=float(late["until"]))
     config = configure(name, method, key.seed, keys, _set_aside(wish), aim)
@@ -129,6 +127,8 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
     _go_further(name, found, store, wish)
     _go_late(name, found, store, wish)
     head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
+    if late := _late(name, wish):
+        head["late"] = dict(late)
     content = {**head, "until": until, "trials": count, "methods": found}
     store.folder.mkdir(parents=True, exist_ok=True)
     partial = store.folder / f"{name}.partial"
@@ -143,28 +143,32 @@ def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> N
         if one["best"] is not None:
             keys = _further(method, one["best"])
             one["further"] = _outcome(keys, store, _key(name, method, keys, wish), one["until"])
-    if all(one.get("further", {}).get("accuracy") is not None for one in found.values()):
+    if all(_tried_further(one) for one in found.values()):
         for one in found.values():
             one["chosen"] = choose([*one["trials"], one["further"]])
 
 
 def _go_late(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None:
-    """Adds the last stage, in which two are compared anew; it decides once all methods here have had it.
+    """Adds the last stage, in which what came out of the others is compared anew; all methods here must have had them,
+    and this one, before it decides.
 
     What was chosen so far stays unless the other is better by about a standard error: the two differ in one key.
     """
     late = _late(name, wish)
-    known = {method: one for method, one in found.items() if one["chosen"] is not None}
-    if late is None or not known:
+    if late is None or not all(_tried_further(one) for one in found.values()):
         return
-    for method, one in known.items():
+    for method, one in found.items():
         tried = [(keys, _key(name, method, keys, wish, late)) for keys in _pair(one["chosen"], late["keys"])]
         one["late"] = [_outcome(keys, store, key, float(late["until"])) for keys, key in tried]
-    if all(trial["accuracy"] is not None for one in known.values() for trial in one["late"]):
-        for one in known.values():
+    if all(trial["accuracy"] is not None for one in found.values() for trial in one["late"]):
+        for one in found.values():
             so_far, other = one["late"]
             better = other["accuracy"] >= so_far["accuracy"] + late["margin"]
             one["chosen"] = (other if better else so_far)["changes"]
+
+
+def _tried_further(one: Mapping[str, Any]) -> bool:
+    return one.get("further", {}).get("accuracy") is not None
 
 
 def freeze_again(name: str, store: Store) -> dict[str, Any]:

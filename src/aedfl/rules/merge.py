@@ -47,9 +47,12 @@ def weighted_mean(
     slots = torch.as_tensor(weights, dtype=first.dtype).to(first.device, non_blocking=True)
     if len(slots) != len(vectors):
         raise ValueError(f"{len(slots)} weights were given for {len(vectors)} vectors")
+    if masks is not None and len(masks) != len(vectors):
+        raise ValueError(f"{len(masks)} masks were given for {len(vectors)} vectors")
     fallback = first if fallback is None else fallback
     held = [None] * len(vectors) if masks is None else masks
-    if slots.dim() == first.dim() == 1 and direct.possible([[*vectors, fallback]], [held]):
+    plain = slots.dim() == first.dim() == 1 and bool((slots >= 0).all())
+    if plain and direct.possible([[*vectors, fallback]], [held]):
         return direct.merge_one(vectors, held, slots, fallback)
     return _mean(vectors, slots, masks, fallback)
 

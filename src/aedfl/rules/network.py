@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .reduce import slot_sum
+
 FEATURES = 4
 HIDDEN = 32
 DENSE = 32
@@ -112,11 +114,11 @@ def backward(network: Network, steps: list[Step], slopes: Tensor) -> Tensor:
     columns = torch.stack([step.column for step in steps], 1)
     parts = [
         _outer(into_gates, columns)[..., : SHAPES["gates"][1]],
-        into_gates.sum(1),
+        _summed(into_gates),
         _outer(into_dense, hidden),
-        into_dense.sum(1),
+        _summed(into_dense),
         _outer(slopes, dense),
-        slopes.sum(1),
+        _summed(slopes),
     ]
     return torch.cat([part.flatten(1) for part in parts], 1)
 
@@ -136,9 +138,14 @@ def _row_times(row: Tensor, matrix: Tensor) -> Tensor:
     return (row.unsqueeze(1) @ matrix).squeeze(1)
 
 
+def _summed(steps: Tensor) -> Tensor:
+    """[B, M, n] -> [B, n]. On a CPU one step after the other: sums and matrix products round by how many there are, so
+    that empty slots would matter."""
+    return steps.sum(1) if steps.is_cuda else slot_sum(steps)
+
+
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """[B, M, out] x [B, M, in] -> [B, out, in], the outer products of all steps summed. On a CPU one after the other:
-    matrix kernels of some processors round by how many there are, so that empty slots would matter."""
+    """[B, M, out] x [B, M, in] -> [B, out, in], the outer products of all steps summed, as `_summed` does it."""
     if left.is_cuda:
         return left.mT @ right
     pairs = zip(left.unsqueeze(-1).unbind(1), right.unsqueeze(-2).unbind(1), strict=True)
