@@ -10,7 +10,7 @@ import torch
 from aedfl.training.evaluate import Evaluator
 from training.tasks import built_in
 
-NAMES = ("lenet5", "cnn", "resnet8", "textcnn")
+NAMES = ("lenet5", "cnn", "resnet8", "vgg9", "textcnn")
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from aedfl.training.plan import Plan
 from aedfl.training.sequential import SequentialTrainer
 from training.tasks import built_in, jobs, with_masks
 
-NAMES = ("textcnn",)
+NAMES = ("textcnn", "resnet8", "vgg9")
 
 
 def error(name: str) -> float:

@@ -99,7 +99,7 @@ def test_without_gradients_a_layer_s_numbers_go_when_no_other_needs_them(name: s
     same = x.unsqueeze(1).expand(-1, count, *x.shape[1:]).flatten(1, 2) if images else x.expand(count, *x.shape)
     named = task.layout.batched_views(stack)
     with torch.no_grad(), Memory() as memory:
-        stacked(named, Act(same, count, images, False), stack[:, 0])
+        stacked(named, Act(same, count, "images" if images else "rows", False), stack[:, 0])
     assert memory.peak < 6 * 4 * count * len(x) * widest(task.module, x)
 
 

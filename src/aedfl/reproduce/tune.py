@@ -65,7 +65,7 @@ def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]
 def plan_further(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
     """One trial more of each method whose best is known from those of `plan`."""
     known = {method: content["methods"].get(method, {}).get("best") for method in chosen}
-    return [_cell(name, method, _further(method, best), wish) for method, best in known.items() if best is not None]
+    return [_cell(name, method, _further(name, method, best), wish) for method, best in known.items() if best is not None]
 
 
 def plan_late(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
@@ -90,9 +90,10 @@ def _pair(chosen: Mapping[str, Any], keys: Mapping[str, Any]) -> list[dict[str, 
     return [dict(chosen), without if chosen == {**chosen, **keys} else {**chosen, **keys}]
 
 
-def _further(method: str, best: Mapping[str, Any]) -> dict[str, Any]:
+def _further(name: str, method: str, best: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the trial that comes after the others."""
-    return {**best, **_grid()["further"], **_grid()["further_of"].get(method, {})}
+    grid = _grid()
+    return {**best, **grid["further"], **grid["further_in"].get(name, {}), **grid["further_of"].get(method, {})}
 
 
 def _cell(name: str, method: str, keys: Mapping[str, Any], wish: Wish, late: Mapping[str, Any] | None = None) -> Cell:
@@ -141,7 +142,7 @@ def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> N
     """Adds the trial after the others; it may be chosen once all methods here have theirs, so that nobody has more."""
     for method, one in found.items():
         if one["best"] is not None:
-            keys = _further(method, one["best"])
+            keys = _further(name, method, one["best"])
             one["further"] = _outcome(keys, store, _key(name, method, keys, wish), one["until"])
     if all(_tried_further(one) for one in found.values()):
         for one in found.values():

@@ -157,3 +157,27 @@ Forward in bf16 was measured for the library only: ours is taken where its time 
 def choose(which: Pass, shape: Shape, precision: Precision) -> Tiles | Bands | None:
     """The tiles of our own kernel, or None where the library is to compute this pass."""
     return next((rule.tiles for rule in RULES[which] if rule.fits(shape, precision)), None)
+
+
+class PixelTiles(NamedTuple):
+    """The pieces in which kernels work on images whose channels lie side by side."""
+
+    positions: int
+    """Positions of an image that a program takes at once."""
+    inner: int
+    """Most numbers that are multiplied and added up at once; in the gradient by the weights, most of a patch."""
+    others: int
+    """Most filters (in the gradient by the input: channels) that a program makes."""
+    warps: int
+    stages: int = 3
+
+
+PIXELS: dict[Pass, PixelTiles] = {
+    "forward": PixelTiles(128, 64, 64, warps=4),
+    "by_input": PixelTiles(128, 64, 64, warps=4),
+    "by_weight": PixelTiles(64, 128, 64, warps=4),
+}
+
+
+def pixel_tiles(which: Pass, shape: Shape) -> PixelTiles:
+    return PIXELS[which]

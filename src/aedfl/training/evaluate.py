@@ -124,7 +124,7 @@ class Evaluator(Scorer):
             return vmap(lambda v: functional_call(module, self.task.layout.views(v), (x,)))(stack)  # type: ignore[no-any-return]
         count, images = len(stack), self.stacked.wants_images
         same = x.unsqueeze(1).expand(-1, count, *x.shape[1:]).flatten(1, 2) if images else x.expand(count, *x.shape)
-        inputs = Act(same, count, images, self.fast)
+        inputs = Act(same, count, "images" if images else "rows", self.fast)
         return self.stacked(self.task.layout.batched_views(stack), inputs, stack[:, 0])
 
     def _all_sums(self, outputs: Tensor, target: Tensor) -> Tensor:

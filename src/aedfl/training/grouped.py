@@ -224,11 +224,11 @@ class GroupedTrainer:
         task, count = self.task, len(rows)
         if self.forward.wants_images:
             x, _ = task.gather(rows.t())
-            act = Act(x.flatten(1, 2), count, True, self._fast)
+            act = Act(x.flatten(1, 2), count, "images", self._fast)
             y = task.train_data.y[rows]
         else:
             x, y = task.gather(rows)
-            act = Act(x, count, False, self._fast)
+            act = Act(x, count, "rows", self._fast)
         names = [entry.name for entry in task.layout.entries]
         with self._precision():
             output = self.forward(dict(zip(names, weights, strict=True)), act, keys)

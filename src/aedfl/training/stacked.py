@@ -1,13 +1,14 @@
 """A module run for N sets of weights at once, without `vmap`: its layers, known ones, take all N in a single call.
 
 The module is traced once. Convolutions become one grouped convolution over N*C channels, fully connected layers one
-batched matrix product; what acts element by element stays as it is. An activation is held in one of two forms:
+batched matrix product; what acts element by element stays as it is. An activation is held in one of three forms:
 
 - images [B, N*C, ...], as grouped convolutions, norms and pooling want it;
-- rows [N, B, ...], as matrix products want it.
+- rows [N, B, ...], as matrix products want it;
+- pixels [N, B, H, W, C], as kernels of our own want it where channels come in sixteens.
 
 A layer that is not known here makes `Stacked.of` return None, and the caller falls back to `vmap`. On a GPU with
-Triton, small convolutions, norms, and pooling after a ReLU, run as kernels of our own.
+Triton, convolutions, norms, and pooling after a ReLU, run as kernels of our own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,6 +28,11 @@ from .traced import halves, is_line_max, is_relu, name_of, only_user, plain, sli
 
 Named = dict[str, Tensor]
 """Parameters by name, each with a leading N."""
+COLOURS = 4
+"""Most channels of an image that is not made by a network."""
+
+
+Form = Literal["images", "rows", "pixels"]
 
 
 @dataclass(frozen=True)
@@ -35,26 +41,34 @@ class Act:
 
     data: Tensor
     count: int
-    images: bool
+    form: Form
     fast: bool = False
     """Layers that have a kernel of their own use it."""
 
     def as_images(self) -> Tensor:
-        return self.data if self.images else self.data.transpose(0, 1).flatten(1, 2)
+        return self.data if self.form == "images" else self.as_rows().transpose(0, 1).flatten(1, 2)
 
     def as_rows(self) -> Tensor:
-        if not self.images:
+        if self.form == "pixels":
+            return self.data.permute(0, 1, 4, 2, 3)
+        if self.form == "rows":
             return self.data
         return self.data.reshape(len(self.data), self.count, -1, *self.data.shape[2:]).transpose(0, 1)
 
+    def as_pixels(self) -> Tensor:
+        return self.data if self.form == "pixels" else self.as_rows().permute(0, 1, 3, 4, 2)
+
     def like(self, data: Tensor) -> Act:
-        return Act(data, self.count, self.images, self.fast)
+        return self.to(self.form, data)
+
+    def to(self, form: Form, data: Tensor) -> Act:
+        return Act(data, self.count, form, self.fast)
 
     def to_images(self, data: Tensor) -> Act:
-        return Act(data, self.count, True, self.fast)
+        return self.to("images", data)
 
     def to_rows(self, data: Tensor) -> Act:
-        return Act(data, self.count, False, self.fast)
+        return self.to("rows", data)
 
 
 @cache
@@ -65,6 +79,11 @@ def kernels() -> Any:
     except ImportError:
         return None
     return found
+
+
+def pixels() -> Any:
+    """The module of kernels for images whose channels lie side by side."""
+    return kernels().pixels
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -98,6 +117,10 @@ class Stacked:
         """Maxima over a line, after a ReLU after a convolution, with the name of that: all three are one kernel."""
         self.passed = self.relus | set(lines.values()) | {found[most] for most in lines}
         """What leaves its work to a node after it, or has left it to one before."""
+        found_here = {node: self.layers[str(node.target)] for node in self.nodes if node.op == "call_module"}
+        convolutions = {node: layer for node, layer in found_here.items() if isinstance(layer, nn.Conv1d | nn.Conv2d)}
+        self.pixels = set(convolutions) if all(map(in_sixteens, convolutions.values())) else set()
+        """Convolutions of images whose channels lie side by side: all there are, or none."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Stacked | None:
@@ -123,11 +146,13 @@ class Stacked:
                 name = self.lines[node]
                 values[node] = _kernel_line(named[f"{name}.weight"], named.get(f"{name}.bias"), args[0])
             elif x.fast and node in self.pools:
-                values[node] = args[0].to_images(kernels().relu_pool(args[0].as_images()))
+                values[node] = _kernel_pool(args[0])
             elif x.fast and node in self.norms:
                 name = str(node.target)
                 weight, bias = named[f"{name}.weight"], named[f"{name}.bias"]
                 values[node] = _kernel_norm(self.layers[name], weight, bias, args[0], relu=True)
+            elif x.fast and node in self.pixels:
+                values[node] = _pixel_conv(self.layers[str(node.target)], str(node.target), named, args[0])
             elif node.op == "call_module":
                 layer = self.layers[str(node.target)]
                 values[node] = _layer(layer, str(node.target), named, args[0], keys)
@@ -180,6 +205,25 @@ def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act
     return x.to_images(found.squeeze(2) if line else found)
 
 
+def in_sixteens(layer: nn.Module) -> bool:
+    """True for a small kernel over images that makes multiples of 16 channels out of such, or out of a few colours."""
+    if not isinstance(layer, nn.Conv2d) or not plain(layer) or max(layer.kernel_size) > 3:
+        return False
+    return layer.out_channels % 16 == 0 and (layer.in_channels % 16 == 0 or layer.in_channels <= COLOURS)
+
+
+def _pixel_conv(layer: Any, name: str, named: Named, x: Act) -> Act:
+    images, weight, bias = _cast(x.as_pixels()), named[f"{name}.weight"], named.get(f"{name}.bias")
+    sizes = layer.in_channels, *images.shape[2:4], layer.out_channels, layer.kernel_size, layer.stride, layer.padding
+    return x.to("pixels", pixels().conv(images, weight, bias, kernels().Shape(x.count, images.shape[1], *sizes)))
+
+
+def _kernel_pool(x: Act) -> Act:
+    if x.form == "pixels":
+        return x.like(pixels().relu_pool(x.data))
+    return x.to_images(kernels().relu_pool(x.as_images()))
+
+
 def _kernel_line(weight: Tensor, bias: Tensor | None, x: Act) -> Act:
     return x.to_rows(kernels().line_max(_cast(x.as_rows()), weight, bias))
 
@@ -199,6 +243,8 @@ def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) 
 
 
 def _kernel_norm(layer: Any, weight: Tensor, bias: Tensor, x: Act, relu: bool) -> Act:
+    if x.form == "pixels":
+        return x.like(pixels().group_norm(x.data, weight, bias, layer.num_groups, layer.eps, relu))
     groups = x.count * layer.num_groups
     return x.to_images(kernels().group_norm(x.as_images(), weight, bias, groups, layer.eps, relu))
 
@@ -260,7 +306,7 @@ def _reduced(run: Callable[..., Tensor]) -> Callable[..., Act]:
 
     def apply(x: Act, dim: int | tuple[int, ...], keepdim: bool = False) -> Act:
         dims = (dim,) if isinstance(dim, int) else tuple(dim)
-        if x.images and all(d >= 2 for d in dims):
+        if x.form == "images" and all(d >= 2 for d in dims):
             kept = x.to_images(run(x.data, dims, keepdim))
             return kept if keepdim or x.data.dim() - len(dims) > 2 else x.to_rows(kept.as_rows())
         return x.to_rows(run(x.as_rows(), tuple(d + 1 if d >= 0 else d for d in dims), keepdim))
@@ -282,7 +328,7 @@ def _binary(run: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Act]:
             return left.like(run(left.data, right))  # type: ignore[no-any-return]
         if not isinstance(left, Act):
             return right.like(run(left, right.data))
-        if left.images == right.images:
+        if left.form == right.form:
             return left.like(run(left.data, right.data))
         return left.to_rows(run(left.as_rows(), right.as_rows()))
 
