@@ -65,7 +65,8 @@ def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]
 def plan_further(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
     """One trial more of each method whose best is known from those of `plan`."""
     known = {method: content["methods"].get(method, {}).get("best") for method in chosen}
-    return [_cell(name, method, _further(name, method, best), wish) for method, best in known.items() if best is not None]
+    best = {method: keys for method, keys in known.items() if keys is not None}
+    return [_cell(name, method, _further(name, method, keys), wish) for method, keys in best.items()]
 
 
 def plan_late(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
