@@ -25,7 +25,7 @@ from aedfl.bench.stamp import stamp
 from aedfl.data import Dataset, Split
 from aedfl.models import build
 from aedfl.task import Task
-from aedfl.training.choice import PixelTiles, Shape, choose
+from aedfl.training.choice import PixelTiles, Shape, choose, pixel_tiles
 
 MODELS, BATCH = 20, 50
 LAYERS = {  # channels, size, filters, kernel, stride
@@ -44,14 +44,18 @@ LAYERS = {  # channels, size, filters, kernel, stride
     "128 to 128 at 8": (128, 8, 128, 3, 1),
 }
 ALONG = [
-    (128, 64, 64, 4, 3), (128, 64, 64, 4, 2), (64, 64, 64, 4, 3), (256, 64, 64, 8, 3), (256, 64, 64, 4, 2),
-    (128, 32, 64, 4, 4), (128, 64, 128, 8, 3), (128, 64, 128, 4, 3), (256, 32, 128, 8, 3),
+    (128, 64, 64, 4, 3), (128, 64, 64, 4, 2), (128, 64, 64, 4, 1), (64, 64, 64, 4, 3), (256, 64, 64, 8, 2),
+    (128, 64, 128, 8, 3), (128, 64, 128, 4, 3), (128, 64, 64, 4, 3, 1), (128, 64, 64, 4, 2, 1), (128, 64, 64, 4, 1, 1),
+    (64, 64, 64, 4, 2, 1), (256, 64, 64, 8, 2, 1),
 ]  # fmt: skip
 ACROSS = [
-    (64, 128, 64, 4, 3), (64, 128, 64, 4, 2), (64, 64, 64, 4, 3), (128, 64, 64, 4, 2), (32, 128, 64, 4, 3),
-    (64, 256, 64, 8, 3), (128, 128, 64, 8, 2), (64, 128, 128, 8, 3), (64, 128, 128, 4, 2), (128, 256, 16, 8, 2),
+    (64, 64, 64, 4, 3), (64, 64, 64, 4, 2), (64, 64, 64, 8, 3), (128, 64, 64, 8, 2), (64, 64, 128, 8, 3),
+    (64, 64, 128, 8, 2), (128, 64, 64, 4, 2), (64, 64, 64, 4, 3, 3), (64, 64, 64, 4, 2, 3), (128, 64, 64, 4, 2, 3),
+    (32, 64, 64, 4, 3, 3), (64, 64, 64, 8, 2, 3), (64, 64, 64, 4, 3, 1), (128, 64, 64, 8, 2, 1), (128, 64, 64, 4, 2, 1),
 ]  # fmt: skip
 TILES = {"forward": ALONG, "by_input": ALONG, "by_weight": ACROSS}
+WIDEST = 128
+"""Numbers of a row of the kernel that are one operand, at most."""
 
 
 def shape_of(layer: str) -> Shape:
@@ -61,22 +65,35 @@ def shape_of(layer: str) -> Shape:
 
 def effective(which: str, shape: Shape, tiles: PixelTiles) -> tuple[int, ...]:
     """What the tiles come to in a layer that is narrower than they are."""
-    patch = shape.channels * shape.kernel[0] * shape.kernel[1]
+    few = shape.channels < 16
+    row = 0 if few or shape.kernel[1] == 1 else tiles.rows
+    row = min(row, shape.kernel[0]) if which == "by_weight" else min(row, 1)
+    patch = shape.channels * shape.kernel[0] * shape.kernel[1] if few else shape.channels
     inner, others = {
         "forward": (shape.channels, shape.filters),
         "by_input": (shape.filters, shape.channels),
         "by_weight": (patch, shape.filters),
     }[which]
-    return tiles.positions, min(inner, tiles.inner), min(others, tiles.others), tiles.warps, tiles.stages
+    inner = 0 if row else min(inner, tiles.inner)
+    return tiles.positions, inner, min(others, tiles.others), tiles.warps, tiles.stages, row
 
 
-def cases() -> list[tuple[str, str, PixelTiles]]:
+def fits(which: str, shape: Shape, tiles: PixelTiles) -> bool:
+    if which == "by_input" and shape.channels < 16:
+        return False
+    read = shape.filters if which == "by_input" else shape.channels
+    strided = which == "by_input" and shape.stride != (1, 1)
+    rows = not strided and shape.kernel[1] > 1 and read >= 16 and 4 * read <= WIDEST
+    return rows or not tiles.rows
+
+
+def cases(wanted: list[str]) -> list[tuple[str, str, PixelTiles]]:
     found = {}
     for layer in LAYERS:
         shape = shape_of(layer)
-        for which, all_ in TILES.items():
-            for tiles in map(PixelTiles._make, all_):
-                if which != "by_input" or shape.channels >= 16:
+        for which in wanted:
+            for tiles in (PixelTiles(*some) for some in TILES[which]):
+                if fits(which, shape, tiles):
                     found.setdefault((layer, which, effective(which, shape, tiles)), (layer, which, tiles))
     return list(found.values())
 
@@ -87,10 +104,12 @@ def work(layer: str, which: str, tiles: PixelTiles, dtype: torch.dtype) -> Any:
 
     shape, drawn = shape_of(layer), torch.Generator(device="cuda").manual_seed(0)
     x, g, weight = tensors(shape, drawn, dtype)
+    along, back = pixels.laid(shape, weight, dtype, back=True)
     if which == "forward":
-        return lambda: pixels.forward(shape, x, weight, None, tiles)
+        return lambda: pixels.forward(shape, x, along, None, tiles)
     if which == "by_input":
-        return lambda: pixels.by_input(shape, g, weight, tiles)
+        assert back is not None
+        return lambda: pixels.by_input(shape, g, back, tiles)
     return lambda: pixels.by_weight(shape, x, g, False, tiles)[0]
 
 
@@ -166,14 +185,14 @@ def timed(call: Any) -> float:
     return round(1e3 * do_bench_cudagraph(call, rep=8, return_mode="median"), 1)
 
 
-def passes(dtype: torch.dtype, processes: int) -> Iterator[dict[str, Any]]:
-    all_cases = cases()
+def passes(dtype: torch.dtype, processes: int, wanted: list[str]) -> Iterator[dict[str, Any]]:
+    all_cases = cases(wanted)
     shares = [(all_cases[i::processes], dtype) for i in range(processes)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         failed = [line for lines in pool.map(compile_some, shares) for line in lines]
     print(f"compiled {len(all_cases)}, {len(failed)} failed", *failed[:3], file=sys.stderr, sep="\n")
     for layer in LAYERS:
-        for which in TILES:
+        for which in wanted:
             here = [tiles for name, kind, tiles in all_cases if (name, kind) == (layer, which)]
             here = [tiles for tiles in here if not any(f"{layer}, {which}, {tuple(tiles)}:" in line for line in failed)]
             if here:
@@ -182,6 +201,7 @@ def passes(dtype: torch.dtype, processes: int) -> Iterator[dict[str, Any]]:
                     "layer": layer,
                     "pass": which,
                     "before": timed(before(layer, which, dtype)),
+                    "chosen": pixel_tiles(which, shape_of(layer)),
                     "us": {},
                 }
                 for tiles in here:
@@ -215,14 +235,16 @@ def step_us(name: str, dtype: torch.dtype, apart: bool) -> float:
     """Microseconds of a training step of 20 models, 50 samples each."""
     from aedfl.training.grouped import GroupedTrainer
     from aedfl.training.plan import Plan, TrainJob
+    from aedfl.training.stacked import Stacked
 
     drawn = torch.Generator().manual_seed(0)
     x, y = torch.randn(1000, 3, 32, 32, generator=drawn), torch.randint(0, 10, (1000,), generator=drawn)
     split = Split(x, y)
     task = Task(build(name, (3, 32, 32), 10, seed=0), Dataset("random", split, split, 10, None), device="cuda")
     trainer = GroupedTrainer(task, bf16=dtype is torch.bfloat16)
-    if apart:
-        trainer.forward.pixels = set()
+    stacked = Stacked.of(task.module.train(), side_by_side=not apart)
+    assert stacked is not None
+    trainer.forward = stacked
     jobs = [TrainJob(task.start.cuda(), np.arange(1000), (0, i), 0.001, 5) for i in range(MODELS)]
     seconds = []
     for _ in range(4):
@@ -240,17 +262,20 @@ def main() -> None:
     parser.add_argument("--precision", choices=["bf16", "tf32"], default="bf16")
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps-only", action="store_true")
+    parser.add_argument("--passes", default=",".join(TILES), help="which to measure; none: steps alone")
     asked = parser.parse_args()
     allow()
     dtype = torch.bfloat16 if asked.precision == "bf16" else torch.float32
     found: dict[str, Any] = stamp("cuda") | {"precision": asked.precision, "models": MODELS, "batch": BATCH}
-    if not asked.steps_only:
+    wanted = [which for which in asked.passes.split(",") if which in TILES]
+    if wanted:
         found["passes"] = []
-        for row in passes(dtype, asked.processes):
+        for row in passes(dtype, asked.processes, wanted):
             found["passes"].append(row)
             best = sorted((us, tiles) for tiles, us in row["us"].items() if isinstance(us, float))[:3]
-            print(row["layer"], row["pass"], "before", row["before"], "best", best, file=sys.stderr, flush=True)
+            chosen = row["us"].get(",".join(map(str, row["chosen"])))
+            line = row["layer"], row["pass"], "apart", row["before"], "chosen", chosen, best
+            print(*line, file=sys.stderr, flush=True)
             if asked.out:
                 asked.out.write_text(json.dumps(found))
     ways = {"side by side": False, "apart": True}

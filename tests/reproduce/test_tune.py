@@ -159,18 +159,18 @@ def test_the_last_stage_is_for_longer_and_on_a_seed_of_its_own() -> None:
 LATE = "imdb-textcnn"
 
 
-def before(folder: Path, method: str, best: int, further: bool = True) -> Store:
+def before(folder: Path, method: str, best: int, further: bool = True, name: str = LATE) -> Store:
     """A method's trials, of which that number was the best, and the one after them, which was not."""
     store = Store(folder)
 
     def add(planned: Cell, accuracy: float) -> None:
-        made = record(method, [0.1, accuracy], seed=tune.seed(), until=100.0, setting=LATE)
+        made = record(method, [0.1, accuracy], seed=tune.seed(), until=100.0, setting=name)
         store.add({**made, "changes": list(planned.key.changes), "config": planned.identity})
 
-    for number, planned in enumerate(tune.plan(LATE, [method], 4, Wish())):
+    for number, planned in enumerate(tune.plan(name, [method], 4, Wish())):
         add(planned, 0.5 if number == best else 0.3)
-    content = tune.freeze(LATE, store, 100.0, 4, Wish())
-    for planned in tune.plan_further(LATE, [method], content, Wish()) if further else []:
+    content = tune.freeze(name, store, 100.0, 4, Wish())
+    for planned in tune.plan_further(name, [method], content, Wish()) if further else []:
         add(planned, 0.1)
     return store
 
@@ -197,11 +197,19 @@ def test_the_last_stage_decides_when_all_methods_have_had_it(tmp_path: Path) -> 
 
 def test_the_last_stage_is_not_begun_before_all_methods_have_had_the_others(tmp_path: Path) -> None:
     """What it compares is not known yet."""
-    before(tmp_path, "fedprox", 1)
-    content = tune.freeze(LATE, before(tmp_path, "fedbuff", 0, further=False), 100.0, 4, Wish())
-    assert tune.plan_late(LATE, ["fedprox", "fedbuff"], content, Wish()) == []
-    content = tune.freeze(LATE, before(tmp_path, "fedbuff", 0), 100.0, 4, Wish())
-    assert len(tune.plan_late(LATE, ["fedprox", "fedbuff"], content, Wish())) == 4
+    name = "emnist-lenet"
+    before(tmp_path, "fedprox", 1, name=name)
+    content = tune.freeze(name, before(tmp_path, "fedbuff", 0, further=False, name=name), 100.0, 4, Wish())
+    assert tune.plan_late(name, ["fedprox", "fedbuff"], content, Wish()) == []
+    content = tune.freeze(name, before(tmp_path, "fedbuff", 0, name=name), 100.0, 4, Wish())
+    assert len(tune.plan_late(name, ["fedprox", "fedbuff"], content, Wish())) == 4
+
+
+def test_a_setting_without_a_further_trial_goes_on_with_the_last_stage(tmp_path: Path) -> None:
+    content = tune.freeze(LATE, before(tmp_path, "fedprox", 1), 100.0, 4, Wish())
+    assert tune.plan_further(LATE, ["fedprox"], content, Wish()) == []
+    assert "further" not in content["methods"]["fedprox"]
+    assert len(tune.plan_late(LATE, ["fedprox"], content, Wish())) == 2
 
 
 def test_the_last_stage_changes_nothing_for_less_than_its_margin(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_a_pooling_takes_the_relu_on_either_side_along(relu_first: bool) -> None
     stacked = Stacked.of(nn.Sequential(nn.Conv2d(1, 2, 3), *pair, nn.Flatten(), nn.Linear(18, 4), nn.ReLU()))
     assert stacked is not None
     names = {"1": "relu", "2": "pool"} if relu_first else {"1": "pool", "2": "relu"}
-    assert {names[str(node.target)] for node in stacked.pools} == {"pool"}
-    assert [names[str(node.target)] for node in stacked.relus] == ["relu"]
+    assert {names[str(node.target)] for node in stacked.together.pools} == {"pool"}
+    assert [names[str(node.target)] for node in stacked.together.passed] == ["relu"]
 
 
 def test_a_relu_beside_another_user_of_the_pooling_stays_on_its_own() -> None:
@@ -125,7 +125,7 @@ def test_a_relu_beside_another_user_of_the_pooling_stays_on_its_own() -> None:
             return (pooled + F.relu(pooled)).flatten(1)
 
     stacked = Stacked.of(Both())
-    assert stacked is not None and not stacked.pools and not stacked.relus
+    assert stacked is not None and not stacked.together.pools and not stacked.together.passed
 
 
 class Line(nn.Module):
@@ -144,9 +144,10 @@ class Line(nn.Module):
 
 def test_convolution_relu_and_maximum_over_a_line_are_one() -> None:
     stacked = Stacked.of(Line(nn.ReLU()))
-    assert stacked is not None and list(stacked.lines.values()) == ["conv"] and len(stacked.passed) == 2
+    assert stacked is not None and list(stacked.together.lines.values()) == ["conv"]
+    assert len(stacked.together.passed) == 2
     stacked = Stacked.of(built_in("textcnn").module)
-    assert stacked is not None and sorted(stacked.lines.values()) == ["convs.0", "convs.1", "convs.2"]
+    assert stacked is not None and sorted(stacked.together.lines.values()) == ["convs.0", "convs.1", "convs.2"]
 
 
 @pytest.mark.parametrize(
@@ -157,4 +158,4 @@ def test_convolution_relu_and_maximum_over_a_line_are_one() -> None:
 )  # fmt: skip
 def test_what_only_looks_like_that_stays_as_it_is(module: nn.Module) -> None:
     stacked = Stacked.of(module)
-    assert stacked is not None and not stacked.lines and not stacked.passed
+    assert stacked is not None and not stacked.together.lines and not stacked.together.passed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from training import convolutions, lines, scoring, stepping
+from training import convolutions, lines, pixels, scoring, stepping
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -45,6 +45,12 @@ def test_kernels_equal_double_precision() -> None:
 def test_lines_equal_double_precision() -> None:
     found = interpreted(lines.__file__)
     assert len(found) == 2 * len(lines.CASES) + 2
+    assert_small(found, 2e-6)
+
+
+def test_layers_of_channels_side_by_side_equal_double_precision() -> None:
+    found = interpreted(pixels.__file__)
+    assert len(found) == 3 * len(pixels.CONVOLUTIONS) + 4 * len(pixels.NORMS) + 6
     assert_small(found, 2e-6)
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from aedfl.training.choice import BANDS, Shape
-from training import lines
+from aedfl.training.choice import BANDS, Pass, PixelTiles, Shape, pixel_tiles
+from training import lines, pixels
 from training.convolutions import FOR_BANDS, errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -130,6 +130,42 @@ def test_cross_entropy_counts_present_samples_only() -> None:
 def all_below(found: dict[str, float], most: float) -> bool:
     """An error that is not a number is not small."""
     return all(error < most for error in found.values())
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("case", pixels.CONVOLUTIONS)
+def test_convolution_of_channels_side_by_side(case: str, rows: int) -> None:
+    tiles = PixelTiles(32, 32, 32, warps=2, stages=2, rows=rows)
+    assert all_below(pixels.errors(pixels.CONVOLUTIONS[case], tiles, "cuda"), 2e-6)
+
+
+@pytest.mark.parametrize("which", ["forward", "by_input", "by_weight"])
+@pytest.mark.parametrize("case", pixels.LAYERS)
+def test_convolution_in_bf16_with_the_tiles_chosen_for_it(case: str, which: Pass) -> None:
+    shape = pixels.LAYERS[case]
+    found = pixels.errors(shape, pixel_tiles(which, shape), "cuda", torch.bfloat16)
+    assert all_below({name: error for name, error in found.items() if name.startswith(which)}, 1e-2)
+
+
+def test_convolutions_with_a_relu_between_them_and_a_sum_after() -> None:
+    assert all_below(pixels.chained_errors("cuda"), 2e-6)
+
+
+@pytest.mark.parametrize("join", [True, False])
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("case", pixels.NORMS)
+def test_norm_of_channels_side_by_side(case: str, relu: bool, join: bool) -> None:
+    assert all_below(pixels.norm_errors(pixels.NORMS[case], relu, join, "cuda"), 2e-6)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (5, 7)])
+def test_relu_and_pooling_of_channels_side_by_side(size: tuple[int, int]) -> None:
+    assert all_below(pixels.pool_errors(*size, "cuda"), 2e-6)
+
+
+@pytest.mark.parametrize("sizes", [(1, 40, 300), (3, 5, 7), (2, 1, 5)])
+def test_sums_in_order(sizes: tuple[int, int, int]) -> None:
+    assert all_below(pixels.sum_errors(sizes, "cuda"), 2e-6)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -63,7 +63,9 @@ def plan(name: str, chosen: Sequence[str], count: int, wish: Wish) -> list[Cell]
 
 
 def plan_further(name: str, chosen: Sequence[str], content: Mapping[str, Any], wish: Wish) -> list[Cell]:
-    """One trial more of each method whose best is known from those of `plan`."""
+    """One trial more of each method whose best is known from those of `plan`, if the setting has such trials."""
+    if not _has_further(name):
+        return []
     known = {method: content["methods"].get(method, {}).get("best") for method in chosen}
     best = {method: keys for method, keys in known.items() if keys is not None}
     return [_cell(name, method, _further(name, method, keys), wish) for method, keys in best.items()]
@@ -141,6 +143,8 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
 
 def _go_further(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None:
     """Adds the trial after the others; it may be chosen once all methods here have theirs, so that nobody has more."""
+    if not _has_further(name):
+        return
     for method, one in found.items():
         if one["best"] is not None:
             keys = _further(name, method, one["best"])
@@ -157,7 +161,8 @@ def _go_late(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None
     What was chosen so far stays unless the other is better by about a standard error: the two differ in one key.
     """
     late = _late(name, wish)
-    if late is None or not all(_tried_further(one) for one in found.values()):
+    tried_before = _tried_further if _has_further(name) else _tried
+    if late is None or not all(map(tried_before, found.values())):
         return
     for method, one in found.items():
         tried = [(keys, _key(name, method, keys, wish, late)) for keys in _pair(one["chosen"], late["keys"])]
@@ -167,6 +172,14 @@ def _go_late(name: str, found: dict[str, Any], store: Store, wish: Wish) -> None
             so_far, other = one["late"]
             better = other["accuracy"] >= so_far["accuracy"] + late["margin"]
             one["chosen"] = (other if better else so_far)["changes"]
+
+
+def _has_further(name: str) -> bool:
+    return name not in _grid()["no_further"]["settings"]
+
+
+def _tried(one: Mapping[str, Any]) -> bool:
+    return one["best"] is not None
 
 
 def _tried_further(one: Mapping[str, Any]) -> bool:

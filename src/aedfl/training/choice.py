@@ -170,14 +170,25 @@ class PixelTiles(NamedTuple):
     """Most filters (in the gradient by the input: channels) that a program makes."""
     warps: int
     stages: int = 3
-
-
-PIXELS: dict[Pass, PixelTiles] = {
-    "forward": PixelTiles(128, 64, 64, warps=4),
-    "by_input": PixelTiles(128, 64, 64, warps=4),
-    "by_weight": PixelTiles(64, 128, 64, warps=4),
-}
+    rows: int = 0
+    """Rows of the kernel that a program has, each as one operand; 0: it goes from position to position."""
 
 
 def pixel_tiles(which: Pass, shape: Shape) -> PixelTiles:
-    return PIXELS[which]
+    """The fastest, or nearly, of those measured (`results/bench/pixels.json`, one H200, bf16)."""
+    strided, narrow = shape.stride != (1, 1), min(shape.channels, shape.filters) < 64
+    if which == "by_weight":
+        return _weight_tiles(shape)
+    if which == "by_input" and strided:
+        return PixelTiles(128, 64, 64, warps=4, stages=1 if shape.filters <= 32 or shape.kernel == (1, 1) else 2)
+    return PixelTiles(128, 64, 64, warps=4) if narrow else PixelTiles(128, 64, 128, warps=8)
+
+
+def _weight_tiles(shape: Shape) -> PixelTiles:
+    if shape.channels < 16 or shape.kernel[1] == 1:
+        return PixelTiles(128, 64, 64, warps=4, stages=2)
+    if shape.channels == 16:
+        return PixelTiles(64, 64, 64, warps=4, stages=2, rows=3)
+    if shape.channels == 32:
+        return PixelTiles(64, 64, 64, warps=4, rows=1)
+    return PixelTiles(64, 64, 128, warps=8) if shape.filters >= 128 else PixelTiles(128, 64, 64, warps=4, stages=2)

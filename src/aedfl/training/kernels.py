@@ -17,12 +17,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from . import pixels
+from . import pixel_layers, pixels
 from .choice import Shape
 from .convolution import conv
 from .line import line_max
 
-__all__ = ["Shape", "conv", "cross_entropy", "group_norm", "line_max", "pixels", "relu_pool"]
+__all__ = ["Shape", "conv", "cross_entropy", "group_norm", "line_max", "pixel_layers", "pixels", "relu_pool"]
 
 
 @triton.jit

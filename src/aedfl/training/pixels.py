@@ -1,8 +1,9 @@
-"""Layers of N models on images whose channels lie side by side, as GPU kernels written in Triton.
+"""Convolutions of N models on images whose channels lie side by side, as GPU kernels written in Triton.
 
 An activation is [N, batch, height, width, channels]. So the numbers of a patch that belong to one position of the
-kernel follow each other in memory, and are read sixteen bytes at a time; where channels lie apart (`convolution`), that
-is two or four. What a convolution multiplies is gathered on the way and never stored.
+kernel follow each other in memory, those of a row of the kernel too, and are read sixteen bytes at a time; where
+channels lie apart (`convolution`), that is two or four. What a convolution multiplies is gathered on the way and never
+stored.
 """
 
 # The arguments of a kernel are pointers and numbers of the GPU; they have no types here.
@@ -10,6 +11,7 @@ is two or four. What a convolution multiplies is gathered on the way and never s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,20 +23,45 @@ from torch.autograd.function import once_differentiable
 from .choice import PixelTiles, Shape, pixel_tiles
 from .convolution import PADS, matrix_block, matrix_precision
 
-PROGRAMS = 1056
-"""Programs that a gradient by the weights is split into: eight for each multiprocessor of a large GPU."""
-NORMED = 16384
-"""Most numbers of a sample that are normalised by one program."""
+PROGRAMS = 528
+"""Programs that a gradient by the weights is split into: four for each multiprocessor of a large GPU."""
+FEW = 16
+"""Fewer channels than this are a few colours: their patches are one operand, whatever the tiles."""
+
+
+@triton.jit
+def _lay(
+    w, along, back, apart,
+    C: tl.constexpr, F: tl.constexpr, T: tl.constexpr,
+    CB: tl.constexpr, FB: tl.constexpr, BACK: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """Weights [F, C, T] of each model as [T, C, F], and as [T, F, C], with the positions T in turned order if asked."""
+    one = tl.program_id(0)
+    model, t = one // T, one % T
+    f, c = tl.program_id(1) * FB + tl.arange(0, FB), tl.program_id(2) * CB + tl.arange(0, CB)
+    known = (f < F)[:, None] & (c < C)[None, :]
+    tile = tl.load(w + model.to(tl.int64) * apart + (f[:, None] * C + c[None, :]) * T + t, known, 0.0)
+    tile = tile.to(along.dtype.element_ty)
+    to = (model.to(tl.int64) * T + t) * (F * C)
+    tl.store(along + to + c[:, None] * F + f[None, :], tl.trans(tile), tl.trans(known))
+    if BACK:
+        if TURN:
+            to = (model.to(tl.int64) * T + T - 1 - t) * (F * C)
+        tl.store(back + to + f[:, None] * C + c[None, :], tile, known)
 
 
 @triton.jit(do_not_specialize=PADS)
 def _convolve(
-    x, w, b, y, positions, top, left,
+    x, w, b, gate, more, y, positions, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, GATE: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr,
+    FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """y[m, f] = sum over k of x[m, k] w[k, f]: m a position of the output, k = (row, column, channel) of a patch."""
+    """y[m, f] = sum over k of x[m, k] w[k, f]: m a position of the output, k = (row, column, channel) of a patch.
+
+    With GATE, y is zero where `gate` is not above zero; with MORE, those numbers are added to it.
+    """
     model = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * MB + tl.arange(0, MB)
     f = tl.program_id(2) * FB + tl.arange(0, FB)
@@ -45,7 +72,16 @@ def _convolve(
     w += model * (KH * KW * C * F)
     k = tl.arange(0, KB)
     total = tl.zeros((MB, FB), tl.float32)
-    if C % KB == 0:  # one position of the kernel after the other
+    if ROWS:  # one row of the kernel after the other
+        t, c = k // C, k % C
+        across = column[:, None] + t[None, :]
+        known = (m < positions)[:, None] & (t < KW)[None, :] & (across >= 0) & (across < W)
+        for kr in range(0, KH):
+            there = known & ((row + kr >= 0) & (row + kr < H))[:, None]
+            patch = tl.load(x + (start + kr * W)[:, None] * C + k[None, :], there, 0.0)
+            weight = tl.load(w + (kr * KW * C + k)[:, None] * F + f[None, :], (t < KW)[:, None] & (f < F)[None, :], 0.0)
+            total = tl.dot(patch, weight, total, input_precision=PRECISION)
+    elif C % KB == 0:  # one position of the kernel after the other
         for i in range(0, KH * KW * C // KB):
             t, c = i // (C // KB), i % (C // KB) * KB + k
             kr, kc = t // KW, t % KW
@@ -70,15 +106,23 @@ def _convolve(
             total = tl.dot(patch, weight, total, input_precision=PRECISION)
     if BIAS:
         total += tl.load(b + model * F + f, f < F, 0.0)[None, :]
-    target = y + model * positions * F + m[:, None] * F + f[None, :]
-    tl.store(target, total.to(y.dtype.element_ty), (m < positions)[:, None] & (f < F)[None, :])
+    if RELU:
+        total = tl.maximum(total, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    at = model * positions * F + m[:, None] * F + f[None, :]
+    known = (m < positions)[:, None] & (f < F)[None, :]
+    if GATE:
+        total = tl.where(tl.load(gate + at, known, 0.0) > 0, total, 0.0)
+    if MORE:
+        total += tl.load(more + at, known, 0.0).to(tl.float32)
+    tl.store(y + at, total.to(y.dtype.element_ty), known)
 
 
 @triton.jit(do_not_specialize=PADS)
 def _input_gradient(
-    g, w, dx, batch, top, left,
+    g, w, gate, more, dx, batch, top, left,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    GATE: tl.constexpr, MORE: tl.constexpr,
     CB: tl.constexpr, MB: tl.constexpr, FB: tl.constexpr, CS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dx[m, c] = sum over f and t of g[m - t, f] w[t, f, c]: m a position of the input, t one of the kernel.
@@ -110,18 +154,125 @@ def _input_gradient(
         at = ((kr * KW + kc) * F + f0 + f)[:, None] * C + ch[None, :]
         weight = tl.load(w + at, (ch < C)[None, :], 0.0)
         total = tl.dot(slope, weight, total, input_precision=PRECISION)
-    target = dx + model * batch * (H * W * C) + ((sample * H + row) * W + column)[:, None] * C + ch[None, :]
-    tl.store(target, total.to(dx.dtype.element_ty), inside[:, None] & (ch < C)[None, :])
+    at = model * batch * (H * W * C) + ((sample * H + row) * W + column)[:, None] * C + ch[None, :]
+    known = inside[:, None] & (ch < C)[None, :]
+    if GATE:
+        total = tl.where(tl.load(gate + at, known, 0.0) > 0, total, 0.0)
+    if MORE:
+        total += tl.load(more + at, known, 0.0).to(tl.float32)
+    tl.store(dx + at, total.to(dx.dtype.element_ty), known)
 
 
 @triton.jit(do_not_specialize=PADS)
 def _weight_gradient(
-    x, g, dw, db, models, positions, top, left, share,
+    x, g, dw, size, models, positions, top, left, share,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, CB: tl.constexpr, CS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dw[t, c, f] = sum over m of g[m, f] x[m + t, c], over this program's share of the positions m; db[f], that of
+    g[m, f], lies behind the last model's dw.
+
+    A program has the positions t of one row of the kernel, three at most: what it reads of g serves them all.
+    """
+    part, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    kr, c = tl.program_id(2) // CS % KH, tl.program_id(2) % CS * CB + tl.arange(0, CB)
+    f = tl.program_id(2) // (CS * KH) * FB + tl.arange(0, FB)
+    x += model * (positions // (OH * OW) * H * W * C)
+    g += model * positions * F
+    first = tl.zeros((CB, FB), tl.float32)
+    second, third = first, first
+    slopes = tl.zeros((FB,), tl.float32)
+    for m0 in range(part * share, (part + 1) * share, MB):
+        m = m0 + tl.arange(0, MB)
+        sample, place = m // (OH * OW), m % (OH * OW)
+        r, q = place // OW * SH - top + kr, place % OW * SW - left
+        there = m < positions
+        slope = tl.load(g + m[:, None] * F + f[None, :], there[:, None] & (f < F)[None, :], 0.0)
+        there &= (r >= 0) & (r < H)
+        at = ((sample * H + r) * W + q)[:, None] * C + c[None, :]
+        patch = tl.load(x + at, (there & (q >= 0) & (q < W))[:, None], 0.0)
+        first = tl.dot(tl.trans(patch), slope, first, input_precision=PRECISION)
+        if KW > 1:
+            patch = tl.load(x + at + C, (there & (q >= -1) & (q < W - 1))[:, None], 0.0)
+            second = tl.dot(tl.trans(patch), slope, second, input_precision=PRECISION)
+        if KW > 2:
+            patch = tl.load(x + at + 2 * C, (there & (q >= -2) & (q < W - 2))[:, None], 0.0)
+            third = tl.dot(tl.trans(patch), slope, third, input_precision=PRECISION)
+        if BIAS:
+            slopes += tl.sum(slope.to(tl.float32), 0)
+    dw += part.to(tl.int64) * size
+    target = dw + (model * (KH * KW * C) + kr * (KW * C) + c[:, None]) * F + f[None, :]
+    tl.store(target, first, (f < F)[None, :])
+    if KW > 1:
+        tl.store(target + C * F, second, (f < F)[None, :])
+    if KW > 2:
+        tl.store(target + 2 * C * F, third, (f < F)[None, :])
+    if BIAS:  # noqa: SIM102, a constant and a number of the run do not mix in Triton
+        if tl.program_id(2) % (KH * CS) == 0:
+            tl.store(dw + models * (F * C * KH * KW) + model * F + f, slopes, f < F)
+
+
+@triton.jit(do_not_specialize=PADS)
+def _row_gradient(
+    x, g, dw, size, models, positions, top, left, share,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same of few channels: what a row of the kernel meets lies in one piece, so that it is one operand. A program
+    has one row or all of them, three at most."""
+    part, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    groups: tl.constexpr = KH // ROWS
+    kr, f = tl.program_id(2) % groups, tl.program_id(2) // groups * FB + tl.arange(0, FB)
+    k = tl.arange(0, KB)
+    t = k // C
+    x += model * (positions // (OH * OW) * H * W * C)
+    g += model * positions * F
+    first = tl.zeros((KB, FB), tl.float32)
+    second, third = first, first
+    slopes = tl.zeros((FB,), tl.float32)
+    for m0 in range(part * share, (part + 1) * share, MB):
+        m = m0 + tl.arange(0, MB)
+        sample, place = m // (OH * OW), m % (OH * OW)
+        r, q = place // OW * SH - top + kr, place % OW * SW - left
+        there = m < positions
+        slope = tl.load(g + m[:, None] * F + f[None, :], there[:, None] & (f < F)[None, :], 0.0)
+        across = q[:, None] + t[None, :]
+        known = there[:, None] & (t < KW)[None, :] & (across >= 0) & (across < W)
+        at = ((sample * H + r) * W + q)[:, None] * C + k[None, :]
+        patch = tl.load(x + at, known & ((r >= 0) & (r < H))[:, None], 0.0)
+        first = tl.dot(tl.trans(patch), slope, first, input_precision=PRECISION)
+        if ROWS > 1:
+            patch = tl.load(x + at + W * C, known & ((r >= -1) & (r < H - 1))[:, None], 0.0)
+            second = tl.dot(tl.trans(patch), slope, second, input_precision=PRECISION)
+        if ROWS > 2:
+            patch = tl.load(x + at + 2 * W * C, known & ((r >= -2) & (r < H - 2))[:, None], 0.0)
+            third = tl.dot(tl.trans(patch), slope, third, input_precision=PRECISION)
+        if BIAS:
+            slopes += tl.sum(slope.to(tl.float32), 0)
+    dw += part.to(tl.int64) * size
+    target = dw + (model * (KH * KW * C) + kr * (KW * C) + k[:, None]) * F + f[None, :]
+    known = (t < KW)[:, None] & (f < F)[None, :]
+    tl.store(target, first, known)
+    if ROWS > 1:
+        tl.store(target + KW * C * F, second, known)
+    if ROWS > 2:
+        tl.store(target + 2 * KW * C * F, third, known)
+    if BIAS:  # noqa: SIM102, a constant and a number of the run do not mix in Triton
+        if kr == 0:
+            tl.store(dw + models * (F * C * KH * KW) + model * F + f, slopes, f < F)
+
+
+@triton.jit(do_not_specialize=PADS)
+def _colour_gradient(
+    x, g, dw, size, models, positions, top, left, share,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, F: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     BIAS: tl.constexpr, FB: tl.constexpr, MB: tl.constexpr, KB: tl.constexpr, KS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dw[f, k] = sum over m of g[m, f] x[m, k], over this program's share of the positions m."""
+    """The same of images with few channels: k = (row, column, channel) of a patch."""
     part, model = tl.program_id(0), tl.program_id(1).to(tl.int64)
     f = tl.program_id(2) // KS * FB + tl.arange(0, FB)
     k = tl.program_id(2) % KS * KB + tl.arange(0, KB)
@@ -146,12 +297,42 @@ def _weight_gradient(
         total = tl.dot(tl.trans(patch), slope, total, input_precision=PRECISION)
         if BIAS:
             slopes += tl.sum(slope.to(tl.float32), 0)
-    at = (part * models + model) * F + f
-    target = dw + (at[None, :] * C + c[:, None]) * (KH * KW) + t[:, None]
+    dw += part.to(tl.int64) * size
+    target = dw + (model * (KH * KW * C) + k[:, None]) * F + f[None, :]
     tl.store(target, total, known[:, None] & (f < F)[None, :])
     if BIAS:  # noqa: SIM102, a constant and a number of the run do not mix in Triton
         if tl.program_id(2) % KS == 0:
-            tl.store(db + at, slopes, f < F)
+            tl.store(dw + models * (F * C * KH * KW) + model * F + f, slopes, f < F)
+
+
+@triton.jit
+def _gather(
+    parts, dw, db, size, models, count,
+    C: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BIAS: tl.constexpr,
+    CB: tl.constexpr, FB: tl.constexpr, TB: tl.constexpr,
+):  # fmt: skip
+    """The sum of the parts [T, C, F] of each model in their order, turned to [F, C, T]."""
+    model = tl.program_id(0).to(tl.int64)
+    c, f = tl.program_id(1) * CB + tl.arange(0, CB), tl.program_id(2) * FB + tl.arange(0, FB)
+    t = tl.arange(0, TB)
+    known = (t < T)[:, None, None] & (c < C)[None, :, None] & (f < F)[None, None, :]
+    at = model * (T * C * F) + (t[:, None, None] * C + c[None, :, None]) * F + f[None, None, :]
+    total = tl.zeros((TB, CB, FB), tl.float32)
+    part = parts
+    for _ in range(0, count):
+        total += tl.load(part + at, known, 0.0)
+        part += size
+    known = (f < F)[:, None, None] & (c < C)[None, :, None] & (t < T)[None, None, :]
+    at = model * (T * C * F) + (f[:, None, None] * C + c[None, :, None]) * T + t[None, None, :]
+    tl.store(dw + at, tl.permute(total, (2, 1, 0)), known)
+    if BIAS:  # noqa: SIM102, a constant and a number of the run do not mix in Triton
+        if tl.program_id(1) == 0:
+            slopes = tl.zeros((FB,), tl.float32)
+            part = parts + model * F + models * (T * C * F)
+            for _ in range(0, count):
+                slopes += tl.load(part + f, f < F, 0.0)
+                part += size
+            tl.store(db + model * F + f, slopes, f < F)
 
 
 def _block(size: int, most: int) -> int:
@@ -159,28 +340,72 @@ def _block(size: int, most: int) -> int:
     return min(most, size & -size)
 
 
-def forward(shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: PixelTiles) -> Tensor:
-    """Of images [N, batch, height, width, channels] and weights [N, filters, channels, kernel, kernel]."""
+def _row(shape: Shape) -> int:
+    """Numbers of a row of the kernel, as a power of two."""
+    return int(triton.next_power_of_2(shape.channels * shape.kernel[1]))
+
+
+def turned(shape: Shape) -> Shape | None:
+    """The convolution of the slopes, with the weights turned round, that is the gradient by the input; None with
+    strides, where it is no convolution."""
+    padding = shape.kernel[0] - 1 - shape.padding[0], shape.kernel[1] - 1 - shape.padding[1]
+    if shape.stride != (1, 1) or min(padding) < 0:
+        return None
+    oh, ow = shape.out
+    return replace(shape, channels=shape.filters, height=oh, width=ow, filters=shape.channels, padding=padding)
+
+
+def laid(shape: Shape, weight: Tensor, dtype: torch.dtype, back: bool) -> tuple[Tensor, Tensor | None]:
+    """Weights [N, F, C, …] as the passes read them: one for the values and, if asked for, one for the slopes."""
+    if not weight[0].is_contiguous():
+        weight = weight.contiguous()
+    taps = shape.kernel[0] * shape.kernel[1]
+    sizes = shape.models, taps, shape.channels, shape.filters
+    along = torch.empty(sizes, dtype=dtype, device=weight.device)
+    other = torch.empty(sizes, dtype=dtype, device=weight.device) if back else None
+    cb, fb = (min(32, int(triton.next_power_of_2(side))) for side in (shape.channels, shape.filters))
+    _lay[shape.models * taps, triton.cdiv(shape.filters, fb), triton.cdiv(shape.channels, cb)](
+        weight, along, other, weight.stride(0), C=shape.channels, F=shape.filters, T=taps, CB=cb, FB=fb, BACK=back,
+        TURN=turned(shape) is not None, num_warps=1 if cb * fb < 1024 else 4,
+    )  # fmt: skip
+    return along, other
+
+
+def forward(
+    shape: Shape, x: Tensor, weight: Tensor, bias: Tensor | None, tiles: PixelTiles, relu: bool = False,
+    gate: Tensor | None = None, more: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Of images [N, batch, height, width, channels] and weights as they are laid for the values."""
     oh, ow = shape.out
     y = x.new_empty(shape.models, shape.batch, oh, ow, shape.filters)
     positions, block = shape.batch * oh * ow, matrix_block(shape.filters, tiles.others)
-    width = _block(shape.channels, tiles.inner) if shape.channels % 16 == 0 else 32
+    rows = bool(tiles.rows) and shape.channels >= FEW
+    width = _block(shape.channels, tiles.inner) if shape.channels >= FEW else 32
     grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.filters, block))
     _convolve[grid](
-        x, weight.permute(0, 3, 4, 2, 1).to(x.dtype).contiguous(), bias, y, positions, *shape.padding, **shape.sizes,
-        BIAS=bias is not None, FB=block, MB=tiles.positions, KB=width, PRECISION=matrix_precision(),
+        x, weight, bias, gate, more, y, positions, *shape.padding, **shape.sizes,
+        BIAS=bias is not None, RELU=relu, GATE=gate is not None, MORE=more is not None, ROWS=rows,
+        FB=block, MB=tiles.positions, KB=_row(shape) if rows else width, PRECISION=matrix_precision(),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y
 
 
-def by_input(shape: Shape, g: Tensor, weight: Tensor, tiles: PixelTiles) -> Tensor:
+def by_input(
+    shape: Shape, g: Tensor, weight: Tensor, tiles: PixelTiles, gate: Tensor | None = None, more: Tensor | None = None
+) -> Tensor:
+    """With weights as they are laid for the slopes; zero where the gate, of the input's size, is not above zero; plus
+    more slopes by the same input."""
+    other = turned(shape)
+    if other is not None:
+        return forward(other, g, weight, None, tiles, gate=gate, more=more)
     dx = g.new_empty(shape.models, shape.batch, shape.height, shape.width, shape.channels)
     (sh, sw), block = shape.stride, matrix_block(shape.channels, tiles.others)
     across = triton.cdiv(shape.channels, block)
     positions = shape.batch * triton.cdiv(shape.height, sh) * triton.cdiv(shape.width, sw)
     _input_gradient[triton.cdiv(positions, tiles.positions), shape.models, sh * sw * across](
-        g, weight.permute(0, 3, 4, 1, 2).to(g.dtype).contiguous(), dx, shape.batch, *shape.padding, **shape.sizes,
+        g, weight, gate, more, dx, shape.batch, *shape.padding, **shape.sizes,
+        GATE=gate is not None, MORE=more is not None,
         CB=block, MB=tiles.positions, FB=_block(shape.filters, tiles.inner), CS=across,
         PRECISION=matrix_precision(), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -190,196 +415,73 @@ def by_input(shape: Shape, g: Tensor, weight: Tensor, tiles: PixelTiles) -> Tens
 def by_weight(
     shape: Shape, x: Tensor, g: Tensor, biased: bool, tiles: PixelTiles
 ) -> tuple[Tensor, Tensor | None]:
-    """Each part of the positions has a sum of its own; the parts are added in order."""
-    oh, ow = shape.out
-    width, positions = shape.channels * shape.kernel[0] * shape.kernel[1], shape.batch * oh * ow
-    filters, columns = matrix_block(shape.filters, tiles.others), matrix_block(width, tiles.inner)
-    step = tiles.positions
-    across = triton.cdiv(width, columns)
+    """Each part of the positions has a sum of its own; the parts are added in order. The kernel has three rows and
+    columns at most."""
+    (oh, ow), (kh, kw) = shape.out, shape.kernel
+    positions, step, filters = shape.batch * oh * ow, tiles.positions, matrix_block(shape.filters, tiles.others)
+    if shape.channels < FEW:
+        columns = matrix_block(shape.channels * kh * kw, tiles.inner)
+        run, across = _colour_gradient, triton.cdiv(shape.channels * kh * kw, columns)
+        split = {"KB": columns, "KS": across}
+    elif tiles.rows:
+        rows = kh if tiles.rows >= kh else 1
+        run, across, split = _row_gradient, kh // rows, {"KB": _row(shape), "ROWS": rows}
+    else:
+        columns = _block(shape.channels, tiles.inner)
+        run, across, split = _weight_gradient, kh * (shape.channels // columns), {"CB": columns}
+        split["CS"] = across // kh
     pieces = triton.cdiv(shape.filters, filters) * across
     wanted = max(1, min(PROGRAMS // (shape.models * pieces), positions // (4 * step)))
     share = triton.cdiv(triton.cdiv(positions, wanted), step) * step
     parts = triton.cdiv(positions, share)
-    sizes = parts, shape.models, shape.filters, shape.channels, *shape.kernel
-    dw = x.new_empty(sizes, dtype=torch.float32)
-    db = x.new_empty(sizes[:3], dtype=torch.float32) if biased else None
-    _weight_gradient[parts, shape.models, pieces](
-        x, g, dw, db, shape.models, positions, *shape.padding, share, **shape.sizes, BIAS=biased,
-        FB=filters, MB=step, KB=columns, KS=across, PRECISION=matrix_precision(),
-        num_warps=tiles.warps, num_stages=tiles.stages,
+    weights, biases = (shape.models, shape.filters, shape.channels, kh, kw), (shape.models, shape.filters)
+    size = shape.models * shape.filters * (shape.channels * kh * kw + biased)
+    found = x.new_empty(parts, size, dtype=torch.float32)
+    run[parts, shape.models, pieces](
+        x, g, found, size, shape.models, positions, *shape.padding, share, **shape.sizes, BIAS=biased,
+        FB=filters, MB=step, **split, PRECISION=matrix_precision(), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    if parts == 1:
-        return dw[0], None if db is None else db[0]
-    return dw.sum(0), None if db is None else db.sum(0)
+    dw, db = (x.new_empty(sides, dtype=torch.float32) for sides in (weights, biases))
+    cb, fb = min(16, int(triton.next_power_of_2(shape.channels))), 16
+    tiles_across = triton.cdiv(shape.channels, cb), triton.cdiv(shape.filters, fb)
+    _gather[shape.models, *tiles_across](
+        found, dw, db, size, shape.models, parts, C=shape.channels, F=shape.filters, T=kh * kw, BIAS=biased,
+        CB=cb, FB=fb, TB=int(triton.next_power_of_2(kh * kw)), num_warps=4,
+    )  # fmt: skip
+    return dw, db if biased else None
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool, gated: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
         x = x.contiguous()
-        ctx.save_for_backward(x, weight)
-        ctx.shape, ctx.biased = shape, bias is not None
-        return forward(shape, x, weight, bias, pixel_tiles("forward", shape))
+        along, back = laid(shape, weight, x.dtype, ctx.needs_input_grad[0])
+        ctx.save_for_backward(x, back)
+        ctx.shape, ctx.biased, ctx.gated = shape, bias is not None, gated
+        bias = None if bias is None else bias.contiguous()
+        return forward(shape, x, along, bias, pixel_tiles("forward", shape), relu), x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor, more: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, back = ctx.saved_tensors
         shape, g = ctx.shape, g.contiguous()
-        dx = by_input(shape, g, weight, pixel_tiles("by_input", shape)) if ctx.needs_input_grad[0] else None
-        return dx, *by_weight(shape, x, g, ctx.biased, pixel_tiles("by_weight", shape)), None
+        gate, more = x if ctx.gated else None, None if more is None else more.contiguous()
+        dx = None if back is None else by_input(shape, g, back, pixel_tiles("by_input", shape), gate, more)
+        return dx, *by_weight(shape, x, g, ctx.biased, pixel_tiles("by_weight", shape)), None, None, None
 
 
-def conv(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
+def conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, relu: bool = False, gated: bool = False
+) -> tuple[Tensor, Tensor]:
     """The convolution of images [N, batch, height, width, channels] with weights [N, filters, channels, kernel, kernel]
-    and biases [N, filters]."""
-    return _Conv.apply(x, weight, bias, shape)  # type: ignore[no-any-return, no-untyped-call]
+    and biases [N, filters], and a ReLU after it if asked for; and the images, for another use of them, whose slopes are
+    then added on the way.
 
-
-@triton.jit
-def _relu_pool(x, y, count, W: tl.constexpr, C: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E501
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = i // C
-    at = (place // (PH * PW) * (H * W) + place % (PH * PW) // PW * (2 * W) + place % PW * 2) * C + i % C
-    here = i < count
-    top = tl.maximum(tl.load(x + at, here, 0.0), tl.load(x + at + C, here, 0.0))
-    low = tl.maximum(tl.load(x + at + W * C, here, 0.0), tl.load(x + at + (W + 1) * C, here, 0.0))
-    tl.store(y + i, tl.maximum(tl.maximum(top, low), 0.0), here)
-
-
-@triton.jit
-def _relu_pool_gradient(x, g, dx, count, W: tl.constexpr, C: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr):  # noqa: E501
-    """The slope goes to the first of the largest, if it is above zero."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    place = i // C
-    at = (place // (PH * PW) * (H * W) + place % (PH * PW) // PW * (2 * W) + place % PW * 2) * C + i % C
-    here = i < count
-    a, b = tl.load(x + at, here, 0.0), tl.load(x + at + C, here, 0.0)
-    c, d = tl.load(x + at + W * C, here, 0.0), tl.load(x + at + (W + 1) * C, here, 0.0)
-    most = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
-    slope = tl.where(most > 0, tl.load(g + i, here, 0.0), 0.0)
-    is_a = a == most
-    is_b = (b == most) & ~is_a
-    is_c = (c == most) & ~is_a & ~is_b
-    is_d = ~(is_a | is_b | is_c)
-    tl.store(dx + at, tl.where(is_a, slope, 0.0), here)
-    tl.store(dx + at + C, tl.where(is_b, slope, 0.0), here)
-    tl.store(dx + at + W * C, tl.where(is_c, slope, 0.0), here)
-    tl.store(dx + at + (W + 1) * C, tl.where(is_d, slope, 0.0), here)
-
-
-class _ReluPool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        models, batch, height, width, channels = x.shape
-        y = x.new_empty(models, batch, height // 2, width // 2, channels)
-        ctx.save_for_backward(x)
-        sizes = width, channels, height // 2, width // 2, height
-        _relu_pool[(triton.cdiv(y.numel(), 1024),)](x, y, y.numel(), *sizes, 1024)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        height, width, channels = x.shape[2:]
-        dx = torch.empty_like(x) if height % 2 == width % 2 == 0 else torch.zeros_like(x)
-        sizes = width, channels, height // 2, width // 2, height
-        _relu_pool_gradient[(triton.cdiv(g.numel(), 1024),)](x, g.contiguous(), dx, g.numel(), *sizes, 1024)
-        return dx
-
-
-def relu_pool(x: Tensor) -> Tensor:
-    """`F.max_pool2d(F.relu(x), 2)` of images [N, batch, height, width, channels]."""
-    return _ReluPool.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@triton.jit
-def _together(by_channel, c, G: tl.constexpr):
-    """The sum over a channel's group, for each channel."""
-    same = c[:, None] // G == c[None, :] // G
-    return tl.sum(tl.where(same, by_channel[None, :], 0.0), 1)
-
-
-@triton.jit
-def _norm(
-    x, y, scale, shift, means, spreads, batch, eps,
-    C: tl.constexpr, G: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, PB: tl.constexpr, RELU: tl.constexpr,
-):  # fmt: skip
-    """CB channels of one sample, whole groups of G, P pixels each: zero mean, unit variance, scale, shift, ReLU."""
-    one = tl.program_id(0)
-    model = one // batch
-    c, p = tl.program_id(1) * CB + tl.arange(0, CB), tl.arange(0, PB)
-    known = (p < P)[:, None] & (c < C)[None, :]
-    at = one.to(tl.int64) * (P * C) + p[:, None] * C + c[None, :]
-    given = tl.load(x + at, known, 0.0).to(tl.float32)
-    mean = _together(tl.sum(given, 0), c, G) / (G * P)
-    away = tl.where(known, given - mean[None, :], 0.0)
-    spread = 1 / tl.sqrt(_together(tl.sum(away * away, 0), c, G) / (G * P) + eps)
-    a, b = tl.load(scale + model * C + c, c < C, 0.0), tl.load(shift + model * C + c, c < C, 0.0)
-    found = away * (spread * a)[None, :] + b[None, :]
-    if RELU:
-        found = tl.maximum(found, 0.0)
-    tl.store(y + at, found.to(y.dtype.element_ty), known)
-    tl.store(means + one * C + c, mean, c < C)
-    tl.store(spreads + one * C + c, spread, c < C)
-
-
-@triton.jit
-def _norm_gradient(
-    x, g, dx, scale, shift, means, spreads, da, db, batch,
-    C: tl.constexpr, G: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, PB: tl.constexpr, RELU: tl.constexpr,
-):  # fmt: skip
-    one = tl.program_id(0)
-    model = one // batch
-    c, p = tl.program_id(1) * CB + tl.arange(0, CB), tl.arange(0, PB)
-    known = (p < P)[:, None] & (c < C)[None, :]
-    at = one.to(tl.int64) * (P * C) + p[:, None] * C + c[None, :]
-    mean, spread = tl.load(means + one * C + c, c < C, 0.0), tl.load(spreads + one * C + c, c < C, 0.0)
-    a = tl.load(scale + model * C + c, c < C, 0.0)
-    unit = tl.where(known, (tl.load(x + at, known, 0.0).to(tl.float32) - mean[None, :]) * spread[None, :], 0.0)
-    slope = tl.load(g + at, known, 0.0).to(tl.float32)
-    if RELU:
-        b = tl.load(shift + model * C + c, c < C, 0.0)
-        slope = tl.where(unit * a[None, :] + b[None, :] > 0, slope, 0.0)
-    by_scale, by_shift = tl.sum(slope * unit, 0), tl.sum(slope, 0)
-    tl.store(da + one * C + c, by_scale, c < C)
-    tl.store(db + one * C + c, by_shift, c < C)
-    even, along = _together(by_shift * a, c, G) / (G * P), _together(by_scale * a, c, G) / (G * P)
-    found = (slope * a[None, :] - even[None, :] - unit * along[None, :]) * spread[None, :]
-    tl.store(dx + at, found.to(dx.dtype.element_ty), known)
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
-        x, scale, shift = x.contiguous(), scale.contiguous(), shift.contiguous()
-        models, batch, height, width, channels = x.shape
-        pixels, members = triton.next_power_of_2(height * width), channels // groups
-        block = triton.next_power_of_2(channels)
-        while block * pixels > NORMED and block % (2 * members) == 0:
-            block //= 2
-        ctx.grid, ctx.batch = (models * batch, triton.cdiv(channels, block)), batch
-        ctx.sizes = {"C": channels, "G": members, "P": height * width, "CB": block, "PB": pixels, "RELU": relu}
-        ctx.sizes["num_warps"] = 8 if block * pixels >= 8192 else 4
-        y = torch.empty_like(x)
-        means, spreads = x.new_empty(2, models * batch, channels, dtype=torch.float32)
-        _norm[ctx.grid](x, y, scale, shift, means, spreads, batch, eps, **ctx.sizes)
-        ctx.save_for_backward(x, scale, shift, means, spreads)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
-        x, scale, shift, means, spreads = ctx.saved_tensors
-        dx = torch.empty_like(x)
-        da, db = x.new_empty(2, *x.shape[:2], x.shape[-1], dtype=torch.float32)
-        _norm_gradient[ctx.grid](x, g.contiguous(), dx, scale, shift, means, spreads, da, db, ctx.batch, **ctx.sizes)
-        return dx, da.sum(1).view_as(scale), db.sum(1).view_as(shift), None, None, None
-
-
-def group_norm(x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool) -> Tensor:
-    """`F.group_norm` of each model's images [N, batch, height, width, channels] with its own scale and shift
-    [N, channels], `groups` groups a model, and a ReLU after it if asked for."""
-    return _Norm.apply(x, scale, shift, groups, eps, relu)  # type: ignore[no-any-return, no-untyped-call]
+    That ReLU lets all slopes through: whoever uses the result closes them, as a convolution does whose images are
+    `gated`, that is, come out of a ReLU.
+    """
+    return _Conv.apply(x, weight, bias, shape, relu, gated)  # type: ignore[no-any-return, no-untyped-call]

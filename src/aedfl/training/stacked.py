@@ -24,13 +24,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout, keep
-from .traced import halves, is_line_max, is_relu, name_of, only_user, plain, slides, trace
+from .together import Together
+from .traced import name_of, plain, trace
 
 Named = dict[str, Tensor]
 """Parameters by name, each with a leading N."""
-COLOURS = 4
-"""Most channels of an image that is not made by a network."""
-
 
 Form = Literal["images", "rows", "pixels"]
 
@@ -81,11 +79,6 @@ def kernels() -> Any:
     return found
 
 
-def pixels() -> Any:
-    """The module of kernels for images whose channels lie side by side."""
-    return kernels().pixels
-
-
 def has_kernels(device: torch.device) -> bool:
     """Whether layers of a stack on the device may use the kernels."""
     return device.type == "cuda" and kernels() is not None
@@ -94,7 +87,7 @@ def has_kernels(device: torch.device) -> bool:
 class Stacked:
     """Call it with named parameters [N, ...], inputs as an activation, and dropout keys [N]; gives rows [N, B, …]."""
 
-    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+    def __init__(self, module: nn.Module, graph: fx.Graph, side_by_side: bool = True) -> None:
         self.layers = dict(module.named_modules())
         self.nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
         self.start = next(node for node in graph.nodes if node.op == "placeholder")
@@ -104,33 +97,15 @@ class Stacked:
         """What no node after this one needs."""
         first = next(iter(self.start.users))
         self.wants_images = first.op == "call_module" and isinstance(self.layers[str(first.target)], nn.Conv2d)
-        relus = [node for node in self.nodes if is_relu(node, self.layers)]
-        before = {relu: user for relu in relus if (user := only_user(relu)) and halves(user, self.layers)}
-        after = {relu: node for relu in relus if only_user(node := relu.all_input_nodes[0])}
-        self.pools = {*before.values(), *(node for node in after.values() if halves(node, self.layers))}
-        self.norms = {node for node in after.values() if self._normed(node)}
-        """Poolings and norms that take the ReLU before or after them along."""
-        self.relus = {*before, *(relu for relu, node in after.items() if node in self.pools | self.norms)}
-        found = {user: relu for relu in after if (user := only_user(relu)) and is_line_max(user)}
-        lines = {most: after[relu] for most, relu in found.items() if slides(after[relu], self.layers)}
-        self.lines = {most: str(conv.target) for most, conv in lines.items()}
-        """Maxima over a line, after a ReLU after a convolution, with the name of that: all three are one kernel."""
-        self.passed = self.relus | set(lines.values()) | {found[most] for most in lines}
-        """What leaves its work to a node after it, or has left it to one before."""
-        found_here = {node: self.layers[str(node.target)] for node in self.nodes if node.op == "call_module"}
-        convolutions = {node: layer for node, layer in found_here.items() if isinstance(layer, nn.Conv1d | nn.Conv2d)}
-        self.pixels = set(convolutions) if all(map(in_sixteens, convolutions.values())) else set()
-        """Convolutions of images whose channels lie side by side: all there are, or none."""
+        self.together = Together(self.nodes, self.layers, side_by_side)
 
     @classmethod
-    def of(cls, module: nn.Module) -> Stacked | None:
-        """The stacked form of a module, or None if some part of it is not known here."""
+    def of(cls, module: nn.Module, side_by_side: bool = True) -> Stacked | None:
+        """The stacked form of a module, or None if some part of it is not known here; with channels side by side on
+        a GPU where that can be."""
         graph, layers = trace(module), dict(module.named_modules())
-        return cls(module, graph) if graph and all(known(node, layers) for node in graph.nodes) else None
-
-    def _normed(self, node: fx.Node) -> bool:
-        layer = self.layers.get(str(node.target))
-        return type(layer) is nn.GroupNorm and layer.affine
+        fit = graph is not None and all(known(node, layers) for node in graph.nodes)
+        return cls(module, graph, side_by_side) if graph and fit else None
 
     def __call__(self, named: Named, x: Act, keys: Tensor) -> Tensor:
         values: dict[fx.Node, Any] = {self.start: x}
@@ -140,28 +115,40 @@ class Stacked:
 
         for node in self.nodes:
             args, kwargs = at(node.args), dict(at(node.kwargs))
-            if x.fast and node in self.passed:
-                values[node] = args[0]
-            elif x.fast and node in self.lines:
-                name = self.lines[node]
-                values[node] = _kernel_line(named[f"{name}.weight"], named.get(f"{name}.bias"), args[0])
-            elif x.fast and node in self.pools:
-                values[node] = _kernel_pool(args[0])
-            elif x.fast and node in self.norms:
-                name = str(node.target)
-                weight, bias = named[f"{name}.weight"], named[f"{name}.bias"]
-                values[node] = _kernel_norm(self.layers[name], weight, bias, args[0], relu=True)
-            elif x.fast and node in self.pixels:
-                values[node] = _pixel_conv(self.layers[str(node.target)], str(node.target), named, args[0])
-            elif node.op == "call_module":
+            values[node] = self._fast(node, named, args, values) if x.fast else None
+            if values[node] is None and node.op == "call_module":
                 layer = self.layers[str(node.target)]
                 values[node] = _layer(layer, str(node.target), named, args[0], keys)
-            else:
+            elif values[node] is None:
                 values[node] = FUNCTIONS[name_of(node)](*args, **kwargs)
             for need in self.spent[node]:
                 del values[need]
         result: Tensor = values[self.result].as_rows()
         return result
+
+    def _fast(self, node: fx.Node, named: Named, args: Any, values: dict[fx.Node, Any]) -> Act | None:
+        """What a kernel that does several things at once, or one for channels side by side, makes of a node."""
+        name, together = str(node.target), self.together
+        if node in together.passed:
+            return args[0]  # type: ignore[no-any-return]
+        if node in together.lines:
+            name = together.lines[node]
+            return _kernel_line(named[f"{name}.weight"], named.get(f"{name}.bias"), args[0])
+        if node in together.pools:
+            return _kernel_pool(args[0])
+        if node in together.joins:
+            norm = together.joins[node]
+            own, other = args if node.args[0] is norm else args[::-1]
+            return _kernel_join(self.layers[str(norm.target)], str(norm.target), named, own, other)
+        if node in together.norms:
+            return _kernel_norm(self.layers[name], named[f"{name}.weight"], named[f"{name}.bias"], args[0], relu=True)
+        if node in together.pixels:
+            how = node in together.rectified, node in together.gated
+            found, images = _pixel_conv(self.layers[name], name, named, args[0], *how)
+            if node in together.relays:
+                values[together.relays[node]] = images
+            return found
+        return None
 
 
 def known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
@@ -205,22 +192,17 @@ def _kernel_conv(layer: Any, weight: Tensor, bias: Tensor | None, x: Act) -> Act
     return x.to_images(found.squeeze(2) if line else found)
 
 
-def in_sixteens(layer: nn.Module) -> bool:
-    """True for a small kernel over images that makes multiples of 16 channels out of such, or out of a few colours."""
-    if not isinstance(layer, nn.Conv2d) or not plain(layer) or max(layer.kernel_size) > 3:
-        return False
-    return layer.out_channels % 16 == 0 and (layer.in_channels % 16 == 0 or layer.in_channels <= COLOURS)
-
-
-def _pixel_conv(layer: Any, name: str, named: Named, x: Act) -> Act:
+def _pixel_conv(layer: Any, name: str, named: Named, x: Act, relu: bool, gated: bool) -> tuple[Act, Act]:
     images, weight, bias = _cast(x.as_pixels()), named[f"{name}.weight"], named.get(f"{name}.bias")
     sizes = layer.in_channels, *images.shape[2:4], layer.out_channels, layer.kernel_size, layer.stride, layer.padding
-    return x.to("pixels", pixels().conv(images, weight, bias, kernels().Shape(x.count, images.shape[1], *sizes)))
+    shape = kernels().Shape(x.count, images.shape[1], *sizes)
+    found, images = kernels().pixels.conv(images, weight, bias, shape, relu, gated)
+    return x.to("pixels", found), x.to("pixels", images)
 
 
 def _kernel_pool(x: Act) -> Act:
     if x.form == "pixels":
-        return x.like(pixels().relu_pool(x.data))
+        return x.like(kernels().pixel_layers.relu_pool(x.data))
     return x.to_images(kernels().relu_pool(x.as_images()))
 
 
@@ -242,9 +224,21 @@ def _linear(layer: Any, weight: Tensor, bias: Tensor | None, x: Act, _: Tensor) 
     return x.to_rows(product.transpose(1, 2).view(*rows.shape[:-1], -1))
 
 
+def _kernel_join(layer: Any, name: str, named: Named, x: Act, beside: Act) -> Act:
+    """A norm, plus what is beside it, and a ReLU after that."""
+    weight, bias = named[f"{name}.weight"], named[f"{name}.bias"]
+    alike = x.data.shape == beside.data.shape and x.data.dtype == beside.data.dtype
+    if x.form == beside.form == "pixels" and alike:
+        norm = kernels().pixel_layers.group_norm
+        return x.like(norm(x.data, weight, bias, layer.num_groups, layer.eps, True, beside.data))
+    total: Act = FUNCTIONS["add"](_kernel_norm(layer, weight, bias, x, relu=False), beside)
+    return total.like(torch.relu(total.data))
+
+
 def _kernel_norm(layer: Any, weight: Tensor, bias: Tensor, x: Act, relu: bool) -> Act:
     if x.form == "pixels":
-        return x.like(pixels().group_norm(x.data, weight, bias, layer.num_groups, layer.eps, relu))
+        norm = kernels().pixel_layers.group_norm
+        return x.like(norm(x.data, weight, bias, layer.num_groups, layer.eps, relu))
     groups = x.count * layer.num_groups
     return x.to_images(kernels().group_norm(x.as_images(), weight, bias, groups, layer.eps, relu))
 
