@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aedfl.training import choice
-from aedfl.training.choice import Bands, Precision, Rule, Shape, Tiles, choose
+from aedfl.training.choice import Bands, PixelTiles, Precision, Rule, Shape, Tiles, choose
 
 MEASURED: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "results" / "bench" / "conv-choice.json").read_text()
@@ -155,3 +155,13 @@ def test_tiles_are_what_matrix_units_can_take(which: choice.Pass) -> None:
 def test_the_size_of_the_output() -> None:
     assert Shape(1, 1, 3, 32, 30, 6, (5, 5), (1, 1), (0, 0)).out == (28, 26)
     assert Shape(1, 1, 3, 32, 31, 6, (3, 3), (2, 2), (1, 1)).out == (16, 16)
+
+
+def test_tiles_shrink_until_they_fit_into_shared_memory() -> None:
+    """First what is read ahead, then what is read at once; what fits stays as it was measured."""
+    tiles = PixelTiles(128, 64, 64, warps=4, stages=3)
+    assert tiles.within(3 * 128 * 10, each=10) == tiles
+    assert tiles.within(3 * 128 * 10 - 1, each=10) == tiles._replace(stages=2)
+    assert tiles.within(2 * 128 * 10 - 1, each=10) == tiles._replace(stages=2, positions=64)
+    assert tiles.within(2 * 64 * 10, each=10, besides=1) == tiles._replace(stages=2, positions=32)
+    assert tiles.within(0, each=10) == tiles._replace(stages=1, positions=32)

@@ -48,6 +48,7 @@ def test_lines_equal_double_precision() -> None:
     assert_small(found, 2e-6)
 
 
+@pytest.mark.timeout(900)
 def test_layers_of_channels_side_by_side_equal_double_precision() -> None:
     found = interpreted(pixels.__file__)
     assert len(found) == 3 * len(pixels.CONVOLUTIONS) + 4 * len(pixels.NORMS) + 6
@@ -60,6 +61,7 @@ def test_models_scored_by_the_kernels_say_what_each_of_them_says() -> None:
     assert_small({"scores": found}, 1e-5)
 
 
+@pytest.mark.timeout(900)
 def test_models_trained_by_the_kernels_become_what_each_of_them_becomes() -> None:
     found = interpreted(stepping.__file__)
     assert set(found) == set(stepping.NAMES)

@@ -159,6 +159,10 @@ def choose(which: Pass, shape: Shape, precision: Precision) -> Tiles | Bands | N
     return next((rule.tiles for rule in RULES[which] if rule.fits(shape, precision)), None)
 
 
+FEWEST = 32
+"""Positions of an image that a program takes at once, at least."""
+
+
 class PixelTiles(NamedTuple):
     """The pieces in which kernels work on images whose channels lie side by side."""
 
@@ -174,8 +178,20 @@ class PixelTiles(NamedTuple):
     """Rows of the kernel that a program has, each as one operand; 0: it goes from position to position."""
 
 
+    def within(self, most: int, each: int, besides: int = 0) -> PixelTiles:
+        """Fewer stages, then fewer positions, until what all stages read fits into so many bytes of shared memory:
+        `each` for a position, and `besides`."""
+        if self.stages * (self.positions * each + besides) <= most:
+            return self
+        if self.stages > 2:
+            return self._replace(stages=self.stages - 1).within(most, each, besides)
+        if self.positions > FEWEST:
+            return self._replace(positions=self.positions // 2).within(most, each, besides)
+        return self._replace(stages=1)
+
+
 def pixel_tiles(which: Pass, shape: Shape) -> PixelTiles:
-    """The fastest, or nearly, of those measured (`results/bench/pixels.json`, one H200, bf16)."""
+    """The fastest, or nearly, of those measured by `bench/pixels.py` on one H200 in bf16."""
     strided, narrow = shape.stride != (1, 1), min(shape.channels, shape.filters) < 64
     if which == "by_weight":
         return _weight_tiles(shape)

@@ -12,6 +12,7 @@ stored.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -335,6 +336,15 @@ def _gather(
             tl.store(db + model * F + f, slopes, f < F)
 
 
+@cache
+def _shared(device: torch.device) -> int:
+    """Bytes of shared memory that a program may have; Triton's interpreter has no bound."""
+    if device.type != "cuda":
+        return 1 << 40
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])
+
+
 def _block(size: int, most: int) -> int:
     """The largest power of two that goes into the size, a multiple of 16."""
     return min(most, size & -size)
@@ -380,12 +390,14 @@ def forward(
     y = x.new_empty(shape.models, shape.batch, oh, ow, shape.filters)
     positions, block = shape.batch * oh * ow, matrix_block(shape.filters, tiles.others)
     rows = bool(tiles.rows) and shape.channels >= FEW
-    width = _block(shape.channels, tiles.inner) if shape.channels >= FEW else 32
+    width = _row(shape) if rows else _block(shape.channels, tiles.inner) if shape.channels >= FEW else 32
+    size = x.element_size()
+    tiles = tiles.within(_shared(x.device), each=width * size, besides=width * block * size)
     grid = (triton.cdiv(positions, tiles.positions), shape.models, triton.cdiv(shape.filters, block))
     _convolve[grid](
         x, weight, bias, gate, more, y, positions, *shape.padding, **shape.sizes,
         BIAS=bias is not None, RELU=relu, GATE=gate is not None, MORE=more is not None, ROWS=rows,
-        FB=block, MB=tiles.positions, KB=_row(shape) if rows else width, PRECISION=matrix_precision(),
+        FB=block, MB=tiles.positions, KB=width, PRECISION=matrix_precision(),
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return y
@@ -401,12 +413,13 @@ def by_input(
         return forward(other, g, weight, None, tiles, gate=gate, more=more)
     dx = g.new_empty(shape.models, shape.batch, shape.height, shape.width, shape.channels)
     (sh, sw), block = shape.stride, matrix_block(shape.channels, tiles.others)
-    across = triton.cdiv(shape.channels, block)
+    across, inner, size = triton.cdiv(shape.channels, block), _block(shape.filters, tiles.inner), g.element_size()
+    tiles = tiles.within(_shared(g.device), each=inner * size, besides=inner * block * size)
     positions = shape.batch * triton.cdiv(shape.height, sh) * triton.cdiv(shape.width, sw)
     _input_gradient[triton.cdiv(positions, tiles.positions), shape.models, sh * sw * across](
         g, weight, gate, more, dx, shape.batch, *shape.padding, **shape.sizes,
         GATE=gate is not None, MORE=more is not None,
-        CB=block, MB=tiles.positions, FB=_block(shape.filters, tiles.inner), CS=across,
+        CB=block, MB=tiles.positions, FB=inner, CS=across,
         PRECISION=matrix_precision(), num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return dx
@@ -418,18 +431,21 @@ def by_weight(
     """Each part of the positions has a sum of its own; the parts are added in order. The kernel has three rows and
     columns at most."""
     (oh, ow), (kh, kw) = shape.out, shape.kernel
-    positions, step, filters = shape.batch * oh * ow, tiles.positions, matrix_block(shape.filters, tiles.others)
+    positions, filters = shape.batch * oh * ow, matrix_block(shape.filters, tiles.others)
     if shape.channels < FEW:
-        columns = matrix_block(shape.channels * kh * kw, tiles.inner)
+        columns = numbers = matrix_block(shape.channels * kh * kw, tiles.inner)
         run, across = _colour_gradient, triton.cdiv(shape.channels * kh * kw, columns)
         split = {"KB": columns, "KS": across}
     elif tiles.rows:
         rows = kh if tiles.rows >= kh else 1
-        run, across, split = _row_gradient, kh // rows, {"KB": _row(shape), "ROWS": rows}
+        run, across, numbers = _row_gradient, kh // rows, rows * _row(shape)
+        split = {"KB": _row(shape), "ROWS": rows}
     else:
         columns = _block(shape.channels, tiles.inner)
-        run, across, split = _weight_gradient, kh * (shape.channels // columns), {"CB": columns}
-        split["CS"] = across // kh
+        run, across, numbers = _weight_gradient, kh * (shape.channels // columns), kw * columns
+        split = {"CB": columns, "CS": across // kh}
+    tiles = tiles.within(_shared(x.device), each=(numbers + filters) * x.element_size())
+    step = tiles.positions
     pieces = triton.cdiv(shape.filters, filters) * across
     wanted = max(1, min(PROGRAMS // (shape.models * pieces), positions // (4 * step)))
     share = triton.cdiv(triton.cdiv(positions, wanted), step) * step
