@@ -113,6 +113,27 @@ def norm_errors(sizes: tuple[int, ...], relu: bool, join: bool, device: str) -> 
     return _compared(found, F.relu(exact) if relu else exact, inputs, doubles)
 
 
+def shares_norms_out() -> bool:
+    """As many channels a program as groups and sums over them allow; none where a group is too large."""
+    from aedfl.training.pixel_layers import channels_at_once
+
+    cases = {(8, 8, 64, 8): 64, (32, 32, 16, 4): 16, (64, 64, 16, 4): 4, (4, 4, 512, 32): 64, (1, 1, 512, 1): None}
+    cases |= {(128, 128, 96, 32): None, (2, 2, 2048, 32): 64}
+    found = {sizes: channels_at_once(torch.Size((2, 2, *sizes[:3])), sizes[3]) for sizes in cases}
+    return found == cases
+
+
+def unused(device: str) -> Tensor:
+    """The slope by images of which the other use alone leads anywhere."""
+    from aedfl.training import pixels
+
+    shape = Shape(1, 1, 16, 3, 3, 16, (3, 3), (1, 1), (1, 1))
+    x = torch.randn(1, 1, 3, 3, 16, device=device, requires_grad=True)
+    _, images = pixels.conv(x, torch.randn(1, 16, 16, 3, 3, device=device, requires_grad=True), None, shape)
+    (slope,) = torch.autograd.grad(images.sum(), x)
+    return slope
+
+
 def pool_errors(height: int, width: int, device: str) -> dict[str, float]:
     from aedfl.training import pixel_layers
 
@@ -151,6 +172,8 @@ def _error(found: Tensor, expected: Tensor) -> float:
 def interpreted() -> dict[str, dict[str, float]]:
     """All of the above in Triton's interpreter, if `TRITON_INTERPRET=1` was set before Triton was imported."""
     torch.backends.cudnn.allow_tf32 = False
+    assert shares_norms_out()
+    assert bool((unused("cpu") == 1).all())
     ways = {"": 0, ", row by row": 1, ", all rows": 3}
     cases = product(CONVOLUTIONS.items(), ways.items())
     tiles = PixelTiles(32, 32, 32, warps=2, stages=1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aedfl.training.grouped import Batch, GroupedTrainer, rows_at_work
+from aedfl.training.batched import BatchedTrainer
+from aedfl.training.grouped import Batch, GroupedTrainer, rows_at_work, supports
 from aedfl.training.plan import Plan, TrainJob
 from aedfl.training.sequential import SequentialTrainer
 from aedfl.training.stacked import Act, Stacked
 from aedfl.training.traits import widest
 from memory import Memory
-from training.tasks import PLANS, assert_close, built_in, with_masks
+from training.tasks import PLANS, assert_close, built_in, jobs, own, with_masks
 
 
 def ragged(count: int) -> list[TrainJob]:
@@ -126,6 +129,55 @@ def test_a_relu_beside_another_user_of_the_pooling_stays_on_its_own() -> None:
 
     stacked = Stacked.of(Both())
     assert stacked is not None and not stacked.together.pools and not stacked.together.passed
+
+
+class Forked(nn.Module):
+    """What a ReLU in place reads is read by others, too."""
+
+    def __init__(self, relu: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.relu = nn.Conv2d(1, 2, 3), relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.conv(x)
+        return F.max_pool2d(self.relu(maps), 2).flatten(1) + maps.mean((2, 3)).sum(1, keepdim=True)
+
+
+def test_a_relu_in_place_is_not_moved_behind_a_pooling_while_others_read_its_input() -> None:
+    moved, kept = Stacked.of(Forked(nn.ReLU())), Stacked.of(Forked(nn.ReLU(inplace=True)))
+    assert moved is not None and len(moved.together.pools) == 1
+    assert kept is not None and not kept.together.pools and not kept.together.passed
+
+
+class Sums(nn.Module):
+    def __init__(self, run: Callable[[Tensor, Tensor], Tensor], tied: bool = False) -> None:
+        super().__init__()
+        self.one, self.other, self.run = nn.Linear(6, 4), nn.Linear(6, 4), run
+        if tied:
+            self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.one(x), self.other(x))
+
+
+def after_relu_in_place(left: Tensor, right: Tensor) -> Tensor:
+    return F.relu(left, inplace=True) + right * left
+
+
+def test_what_a_stack_would_compute_otherwise_is_not_stacked() -> None:
+    assert Stacked.of(Sums(torch.add)) is not None
+    assert Stacked.of(Sums(partial(torch.add, alpha=2))) is None
+    assert Stacked.of(Sums(after_relu_in_place)) is None
+    assert Stacked.of(Sums(torch.add, tied=True)) is None
+
+
+def test_tied_weights_are_trained_all_the_same() -> None:
+    task = own(Sums(torch.add, tied=True))
+    assert not supports(task)
+    assert_close(
+        SequentialTrainer(task).train(PLANS["plain"], jobs(task)),
+        BatchedTrainer(task).train(PLANS["plain"], jobs(task)),
+    )
 
 
 class Line(nn.Module):

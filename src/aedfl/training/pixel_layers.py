@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 NORMED = 16384
-"""Most numbers of a sample that are normalised by one program."""
+"""Numbers of a sample that are normalised by one program, at most where groups can be shared out so far."""
+BESIDE = 64
+"""Channels of them, likewise: sums over a channel's group cost the square of this."""
 
 
 @triton.jit
@@ -169,6 +171,16 @@ def _norm_gradient(
     tl.store(dx + start + at, found.to(dx.dtype.element_ty), known)
 
 
+def channels_at_once(shape: torch.Size, groups: int) -> int | None:
+    """Channels of an image that one program normalises, whole groups; None where those would be too many numbers."""
+    *_, height, width, channels = shape
+    pixels, members = triton.next_power_of_2(height * width), channels // groups
+    block = int(triton.next_power_of_2(channels))
+    while (block * pixels > NORMED or block > BESIDE) and block % (2 * members) == 0:
+        block //= 2
+    return block if block * pixels <= 2 * NORMED and block <= 2 * BESIDE else None
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -178,9 +190,8 @@ class _Norm(torch.autograd.Function):
         beside = None if beside is None else beside.contiguous()
         models, batch, height, width, channels = x.shape
         pixels, members = triton.next_power_of_2(height * width), channels // groups
-        block = triton.next_power_of_2(channels)
-        while block * pixels > NORMED and block % (2 * members) == 0:
-            block //= 2
+        block = channels_at_once(x.shape, groups)
+        assert block is not None, "to be asked before"
         ctx.grid, ctx.batch = (models * batch, triton.cdiv(channels, block)), batch
         ctx.sizes = {"C": channels, "G": members, "P": height * width, "CB": block, "PB": pixels, "RELU": relu}
         ctx.sizes |= {"JOIN": beside is not None, "num_warps": min(16, max(4, block * pixels // 1024))}
@@ -207,5 +218,6 @@ def group_norm(
     x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float, relu: bool, beside: Tensor | None = None
 ) -> Tensor:
     """`F.group_norm` of each model's images [N, batch, height, width, channels] with its own scale and shift
-    [N, channels], `groups` groups a model, plus images beside it, and a ReLU after it if asked for."""
+    [N, channels], `groups` groups a model, plus images beside it, and a ReLU after it if asked for. Only where
+    `channels_at_once` says so."""
     return _Norm.apply(x, scale, shift, beside, groups, eps, relu)  # type: ignore[no-any-return, no-untyped-call]

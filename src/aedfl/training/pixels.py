@@ -482,7 +482,9 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor, more: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor | None, more: Tensor | None) -> tuple[Tensor | None, ...]:
+        if g is None:  # nobody uses what this convolution makes
+            return more, None, None, None, None, None
         x, back = ctx.saved_tensors
         shape, g = ctx.shape, g.contiguous()
         gate, more = x if ctx.gated else None, None if more is None else more.contiguous()

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from .dropout import Dropout, keep
 from .together import Together
-from .traced import name_of, plain, trace
+from .traced import in_place, name_of, only_user, plain, trace
 
 Named = dict[str, Tensor]
 """Parameters by name, each with a leading N."""
@@ -104,7 +104,8 @@ class Stacked:
         """The stacked form of a module, or None if some part of it is not known here; with channels side by side on
         a GPU where that can be."""
         graph, layers = trace(module), dict(module.named_modules())
-        fit = graph is not None and all(known(node, layers) for node in graph.nodes)
+        shared = len(dict(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+        fit = graph is not None and not shared and all(known(node, layers) for node in graph.nodes)
         return cls(module, graph, side_by_side) if graph and fit else None
 
     def __call__(self, named: Named, x: Act, keys: Tensor) -> Tensor:
@@ -157,7 +158,9 @@ def known(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
         framed = not isinstance(layer, nn.Conv1d | nn.Conv2d) or layer.padding_mode == "zeros"
         return type(layer) in LAYERS and framed
     if node.op in ("call_function", "call_method"):
-        return name_of(node) in FUNCTIONS
+        if in_place(node, layers) and not only_user(node.all_input_nodes[0]):
+            return False
+        return name_of(node) in FUNCTIONS and not (name_of(node) in BINARY and node.kwargs)
     return node.op in ("placeholder", "output")
 
 
@@ -228,15 +231,21 @@ def _kernel_join(layer: Any, name: str, named: Named, x: Act, beside: Act) -> Ac
     """A norm, plus what is beside it, and a ReLU after that."""
     weight, bias = named[f"{name}.weight"], named[f"{name}.bias"]
     alike = x.data.shape == beside.data.shape and x.data.dtype == beside.data.dtype
-    if x.form == beside.form == "pixels" and alike:
+    if _normed_by_pixels(layer, x) and beside.form == "pixels" and alike:
         norm = kernels().pixel_layers.group_norm
         return x.like(norm(x.data, weight, bias, layer.num_groups, layer.eps, True, beside.data))
     total: Act = FUNCTIONS["add"](_kernel_norm(layer, weight, bias, x, relu=False), beside)
     return total.like(torch.relu(total.data))
 
 
+def _normed_by_pixels(layer: Any, x: Act) -> bool:
+    if x.form != "pixels":
+        return False
+    return kernels().pixel_layers.channels_at_once(x.data.shape, layer.num_groups) is not None
+
+
 def _kernel_norm(layer: Any, weight: Tensor, bias: Tensor, x: Act, relu: bool) -> Act:
-    if x.form == "pixels":
+    if _normed_by_pixels(layer, x):
         norm = kernels().pixel_layers.group_norm
         return x.like(norm(x.data, weight, bias, layer.num_groups, layer.eps, relu))
     groups = x.count * layer.num_groups
@@ -338,6 +347,8 @@ def _transpose(x: Act, first: int, second: int) -> Act:
     return x.to_rows(x.as_rows().transpose(first, second))
 
 
+BINARY = {name: _binary(getattr(operator, name)) for name in ("add", "sub", "mul")}
+
 FUNCTIONS: dict[str, Callable[..., Act]] = {
     "relu": _elementwise(torch.relu),
     "tanh": _elementwise(torch.tanh),
@@ -352,9 +363,7 @@ FUNCTIONS: dict[str, Callable[..., Act]] = {
     "mean": _reduced(torch.mean),
     "sum": _reduced(torch.sum),
     "amax": _reduced(torch.amax),
-    "add": _binary(operator.add),
-    "sub": _binary(operator.sub),
-    "mul": _binary(operator.mul),
+    **BINARY,
     "cat": _cat,
     "transpose": _transpose,
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from .traced import Layers, halves, is_line_max, is_relu, layer_of, name_of, only_user, plain, slides
+from .traced import Layers, halves, in_place, is_line_max, is_relu, layer_of, name_of, only_user, plain, slides
 
 COLOURS = 4
 """Most channels of an image that is not made by a network."""
@@ -18,7 +18,8 @@ class Together:
     def __init__(self, nodes: list[fx.Node], layers: Layers, side_by_side: bool = True) -> None:
         self._layers = layers
         relus = [node for node in nodes if is_relu(node, layers)]
-        before = {relu: user for relu in relus if (user := only_user(relu)) and halves(user, layers)}
+        alone = [relu for relu in relus if only_user(relu.all_input_nodes[0]) or not in_place(relu, layers)]
+        before = {relu: user for relu in alone if (user := only_user(relu)) and halves(user, layers)}
         after = {relu: node for relu in relus if only_user(node := relu.all_input_nodes[0])}
         self.pools = {*before.values(), *(node for node in after.values() if halves(node, layers))}
         self.norms = {node for node in after.values() if self._is_norm(node)}
@@ -43,7 +44,7 @@ class Together:
         self.relays = {
             node: node.all_input_nodes[0]
             for node in self.pixels - self.gated
-            if order[node] < order[_other_user(node, order)]
+            if order[node] < order[_other_user(node, order)] and node.all_input_nodes[0] in order
         }
         """Convolutions with images that one node after them uses, too: they add its slopes to their own."""
         joined = {relu for relu, node in after.items() if node in self.joins}

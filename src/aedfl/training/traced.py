@@ -86,6 +86,15 @@ def is_relu(node: fx.Node, layers: Layers) -> bool:
     return node.op in ("call_function", "call_method") and name_of(node) == "relu"
 
 
+def in_place(node: fx.Node, layers: Layers) -> bool:
+    """True for a ReLU that changes what all others who use its input see."""
+    if not is_relu(node, layers):
+        return False
+    if node.op == "call_module":
+        return bool(getattr(layer_of(node, layers), "inplace", False))
+    return bool(node.kwargs.get("inplace", len(node.args) > 1 and node.args[1]))
+
+
 def is_flatten(node: fx.Node, layers: Layers) -> bool:
     """True where all dimensions of a sample become one."""
     if node.op == "call_module":
