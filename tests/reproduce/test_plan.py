@@ -135,13 +135,13 @@ def test_frozen_values_are_used_and_shared_by_variants() -> None:
     assert changed.config.hyper == {"mu": 0.7}, "what a person asks for counts most"
 
 
-def test_figures_have_all_methods_at_their_defaults() -> None:
+def test_tables_and_figures_have_methods_as_they_were_tuned() -> None:
     tuned = {"cifar10-lenet": {"fedbuff": {"hyper.buffer": 5}}}
     wish = Wish(methods=("fedbuff",), seeds=1)
     (table,) = plan.cells(plan.target("table2"), dataclasses.replace(wish, settings=("cifar10-lenet",)), tuned)
     (figure,) = plan.cells(plan.target("fig-200"), wish, tuned)
     assert (table.key.tuned, table.config.hyper) == (True, {"buffer": 5})
-    assert (figure.key.tuned, figure.config.hyper) == (False, {})
+    assert (figure.key.tuned, figure.config.hyper) == (True, {"buffer": 5})
 
 
 def test_keys_of_a_method_in_a_setting_hold_for_it_and_its_variants_alone() -> None:

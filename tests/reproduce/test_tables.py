@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,7 +13,7 @@ from aedfl.reproduce import figures, plan, publish, tables
 from aedfl.reproduce.overview import gap, overview, ranking, report
 from aedfl.reproduce.plan import Target, Wish, target
 from aedfl.reproduce.records import Record, Store
-from aedfl.reproduce.standing import ACCURACY, LOCAL, MMACS, TIME, TIME95, Standing, standing
+from aedfl.reproduce.standing import ACCURACY, LOCAL, MMACS, TIME, TIME95, Standing, as_tuned, standing
 from reproduce.fakes import record, store_of
 
 RISING = [0.0, 0.2, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6]
@@ -285,7 +286,7 @@ def test_two_hundred_devices_are_not_compared_with_the_papers_hundred(tmp_path: 
     assert "+16.3" in files["figures/fig-200.md"]
 
 
-def test_a_table_shows_methods_as_they_were_tuned_and_a_figure_at_their_defaults(tmp_path: Path) -> None:
+def test_a_table_shows_a_method_as_it_was_tuned_as_soon_as_it_was(tmp_path: Path) -> None:
     better = [value + 0.1 for value in RISING]
     store = store_of(
         tmp_path,
@@ -297,6 +298,36 @@ def test_a_table_shows_methods_as_they_were_tuned_and_a_figure_at_their_defaults
     table = standing(target("table2"), "cifar10-lenet", store, Wish())
     assert table.mean(ACCURACY, "fedbuff") == pytest.approx(0.7)
     assert table.mean(ACCURACY, "ad-psgd") == pytest.approx(0.6), "not tuned yet"
-    figure = standing(target("fig-topology"), "cifar10-lenet", store, Wish())
-    assert figure.mean(ACCURACY, "fedbuff", "exponential") == pytest.approx(0.6)
     assert gap(target("table2"), "cifar10-lenet", store).missing == 15 * 3 - 2, "seed 2 of the tuned one is to be run"
+
+
+def test_a_figure_shows_methods_as_they_were_tuned_once_all_it_shows_were_run_so(tmp_path: Path) -> None:
+    better, aim, ring = [value + 0.1 for value in RISING], target("fig-topology"), ["topology.kind=ring"]
+
+    def tuned(method: str, changes: Sequence[str] = ()) -> Record:
+        return record(method, better, changes=list(changes), tuned=True, config=f"tuned {method} {changes}")
+
+    def shown() -> tuple[float | None, float | None, bool]:
+        stand = standing(aim, "cifar10-lenet", store, Wish())
+        page = publish.of_target(aim, store, Wish())["figures/fig-topology.md"]
+        means = (stand.mean(ACCURACY, "aedfl", value) for value in ("exponential", "ring"))
+        return *means, "Methods are as they were tuned." in page
+
+    store = store_of(tmp_path, record("aedfl", RISING), record("aedfl", RISING, changes=ring, config="ring"))
+    store.add(record("fedbuff", RISING))
+    assert shown() == (*map(pytest.approx, (0.6, 0.6)), False)
+    store.add(tuned("aedfl"))
+    store.add(tuned("fedbuff"))
+    assert shown() == (*map(pytest.approx, (0.6, 0.6)), False), "the ring was run with the default alone"
+    store.add(tuned("aedfl", ring))
+    assert shown() == (*map(pytest.approx, (0.7, 0.7)), True)
+    store.add(record("ad-psgd", RISING))
+    assert shown() == (*map(pytest.approx, (0.7, 0.7)), True), "AD-PSGD was never tuned: nothing is to be waited for"
+
+
+def test_variants_of_aedfl_wait_for_each_other(tmp_path: Path) -> None:
+    aim, store = target("fig-ablation"), store_of(tmp_path, record("aedfl", RISING), record("aedfl-0", RISING))
+    store.add(record("aedfl", [value + 0.1 for value in RISING], tuned=True, config="tuned"))
+    assert not as_tuned(aim, store, "cifar10-lenet", Wish())
+    store.add(record("aedfl-0", RISING, tuned=True, config="tuned 0"))
+    assert as_tuned(aim, store, "cifar10-lenet", Wish())

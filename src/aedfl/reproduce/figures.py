@@ -15,7 +15,7 @@ from . import paper
 from .curves import cut
 from .plan import Target, Wish, setting, title
 from .records import Record, Store
-from .standing import ACCURACY, TIME, TIME95, Standing, records_of
+from .standing import ACCURACY, TIME, TIME95, Standing, as_tuned, records_of
 from .tables import LEGEND, NOT_RUN, Grid, Text, grid, markdown
 
 BASE = "aedfl-0"
@@ -170,12 +170,14 @@ def _saved(stand: Standing, other: str, method: str, value: str) -> float | None
     return None
 
 
-def page(aim: Target, stands: Sequence[Standing], drawn: Sequence[str]) -> str:
+def page(aim: Target, stands: Sequence[Standing], drawn: Sequence[str], store: Store, wish: Wish) -> str:
     """The figure's page: plot, what the paper says, and the numbers; Markdown."""
     parts = [f"# {aim.title}\n\n{LEGEND}\n"]
     for stand, image in zip(stands, drawn, strict=True):
         parts.append(f"\n## {setting(stand.setting).title}, {stand.until:,.0f} virtual seconds\n\n")
         parts.append(f"![{_title(aim, stand)}]({image})\n\n" if image else "Nothing to draw yet.\n\n")
+        how = "as they were tuned" if as_tuned(aim, store, stand.setting, wish) else "at their defaults"
+        parts.append(f"Methods are {how}.\n\n" if image else "")
         said = compared(aim, stand)
         parts.append(f"{markdown(said)}\n" if said else "")
         parts.append(markdown(grid(aim, stand)))

@@ -61,7 +61,7 @@ class Setting:
         return float(self.config["stop.target_accuracy"])
 
     def keys_of(self, method: str) -> Mapping[str, Any]:
-        return self.methods.get(_family(method), {})
+        return self.methods.get(family(method), {})
 
 
 @dataclass(frozen=True)
@@ -260,10 +260,9 @@ def cells(base: Target, wish: Wish, tuned: Mapping[str, Tuned]) -> list[Cell]:
 
 
 def cell(name: str, method: str, seed: int, wish: Wish, swept: Sequence[str], target_name: str, tuned: Tuned) -> Cell:
-    """One run of a target. Figures show what one thing changes with all methods at their defaults."""
+    """One run of a target, with what tuning has found for its method there."""
     changes, aim = wish.changes(swept), targets().get(target_name)
-    frozen = frozen_for(method, tuned) if aim is not None and aim.is_table else None
-    end = wish.end(name, aim)
+    frozen, end = frozen_for(method, tuned), wish.end(name, aim)
     config = configure(name, method, seed, frozen or {}, changes, dataclasses.replace(wish, until=end))
     asked = ["--settings", name, "--methods", method, "--seeds", str(seed - FIRST_SEED + 1)]
     command = shlex.join(["aedfl", "reproduce", target_name, *asked, *wish.options])
@@ -272,11 +271,12 @@ def cell(name: str, method: str, seed: int, wish: Wish, swept: Sequence[str], ta
 
 def frozen_for(method: str, tuned: Tuned) -> dict[str, Any] | None:
     """A method's tuned keys; AEDFL's variants share AEDFL's."""
-    found = tuned.get(_family(method))
+    found = tuned.get(family(method))
     return None if found is None else dict(found)
 
 
-def _family(method: str) -> str:
+def family(method: str) -> str:
+    """The method whose trials a method shares."""
     return "aedfl" if method in METHODS and method.startswith("aedfl") else method
 
 

@@ -35,7 +35,7 @@ def of_target(base: Target, store: Store, wish: Wish) -> dict[str, str]:
             f"tables/{aim.name}.md": tables.page(aim, stands, late),
             f"tables/{aim.name}.tex": tables.source(aim, [*stands, *late]),
         }
-    found[f"figures/{aim.name}.md"] = figures.page(aim, stands, images)
+    found[f"figures/{aim.name}.md"] = figures.page(aim, stands, images, store, wish)
     return {**found, f"figures/{aim.name}.tex": tables.source(aim, stands)}
 
 

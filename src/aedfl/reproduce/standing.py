@@ -8,7 +8,7 @@ from statistics import mean
 
 from ..report.comparison import Cell, Column, best_of, cell_of, marked
 from .curves import final, reaches
-from .plan import FIRST_SEED, Target, Wish, setting
+from .plan import FIRST_SEED, Target, Wish, family, setting
 from .records import Record, Store
 
 FEDAVG_SHARE = 0.95
@@ -60,18 +60,33 @@ class Standing:
 def records_of(aim: Target, store: Store, name: str, method: str, swept: Sequence[str], wish: Wish) -> list[Record]:
     """The records of a row that go to the target's end, by seed.
 
-    A table shows a method as it was tuned, once it was; never some seeds so and others with the defaults.
+    A method is shown as it was tuned, once it was; never some seeds so and others with the defaults.
     """
-    changes, end = wish.changes(swept), wish.end(name, aim)
-    found = [
-        record
-        for record in store
-        if (record["setting"], record["method"], tuple(record["changes"])) == (name, method, changes)
-        and record["reached"] >= end - 1e-6
-        and "error" not in record
-    ]
-    tuned = aim.is_table and any(record["tuned"] for record in found)
+    row = method, wish.changes(swept)
+    found = [record for record in _long_enough(aim, store, name, wish) if _row_of(record) == row]
+    tuned = any(record["tuned"] for record in found) and (aim.is_table or as_tuned(aim, store, name, wish))
     return sorted((one for one in found if one["tuned"] == tuned), key=lambda record: int(record["seed"]))
+
+
+def as_tuned(aim: Target, store: Store, name: str, wish: Wish) -> bool:
+    """Whether a figure shows methods as they were tuned: once all that it would show otherwise were run so.
+
+    It asks what one thing changes, and a method at its defaults beside tuned ones would be a second thing.
+    """
+    known = {family(record["method"]) for record in store if record["setting"] == name and record["tuned"]}
+    rows = {(method, wish.changes(swept)) for method in aim.methods for swept in aim.values.values()}
+    there = [record for record in _long_enough(aim, store, name, wish) if _row_of(record) in rows]
+    tuned = {_row_of(record) for record in there if record["tuned"]}
+    return bool(tuned) and tuned >= {_row_of(record) for record in there if family(record["method"]) in known}
+
+
+def _long_enough(aim: Target, store: Store, name: str, wish: Wish) -> list[Record]:
+    end = wish.end(name, aim) - 1e-6
+    return [one for one in store if one["setting"] == name and one["reached"] >= end and "error" not in one]
+
+
+def _row_of(record: Record) -> tuple[str, tuple[str, ...]]:
+    return record["method"], tuple(record["changes"])
 
 
 def standing(aim: Target, name: str, store: Store, wish: Wish) -> Standing:
