@@ -23,7 +23,7 @@ RISING = [0.0, 0.2, 0.4, 0.5, 0.6, 0.6, 0.6, 0.6]
 def thousand_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting ends there, in tables and figures, whatever its real end is today."""
     known = plan.settings()
-    monkeypatch.setitem(known, "cifar10-lenet", replace(known["cifar10-lenet"], end=1000.0, level=1700.0))
+    monkeypatch.setitem(known, "cifar10-lenet", replace(known["cifar10-lenet"], end=1000.0))
     for name, aim in plan.targets().items():
         monkeypatch.setitem(plan.targets(), name, replace(aim, ends={}))
 
@@ -120,24 +120,6 @@ def test_the_overview_shows_who_leads_what_is_missing_and_how_to_run_it(store: S
     assert (wanted.missing, wanted.of) == (30 - 4, 30), "the setting as it is stands in the table already"
     assert wanted.command == "aedfl reproduce fig-bandwidth --settings cifar10-lenet --seeds 2"
     assert wanted.command in text
-
-
-def test_where_fedavg_has_levelled_off_there_is_a_table_of_those_that_went_so_far(tmp_path: Path, store: Store) -> None:
-    """None of the others, and commands for what is missing there; nothing of it in a version of one's own."""
-    assert "levelled off" not in overview(store)
-    long = [record("fedavg", [0.1, *[0.6] * 4], end=2000.0), record("port", [0.1, *[0.2] * 4], end=2000.0)]
-    more = store_of(tmp_path / "more", *store, *long, record("port", [0.1, *[0.2] * 4], seed=2, end=2000.0))
-    text = overview(more)
-    late = text[text.index("levelled off") :]
-    assert "| CIFAR-10 & LeNet | 1,700 | 2 | 1 to 2 | FedAvg 0.6000 (AEDFL not run) |" in late
-    missing = next(line for line in text.splitlines() if line.endswith("--seeds 2 --until 1700"))
-    assert "aedfl,fedavg,fedprox" in missing and "port" not in missing
-    page = publish.of_target(target("table2"), more, Wish())["tables/table2.md"]
-    first, second = page.split("# When FedAvg has levelled off")
-    assert line_of(first, "| AEDFL |").startswith("| AEDFL | 2 |")
-    assert line_of(second, "| AEDFL |").startswith("| AEDFL | · |")
-    assert line_of(second, "| Port |").startswith("| Port | 2 | 0.2000")
-    assert "levelled off" not in publish.of_target(target("table2"), more, Wish(until=500.0))["tables/table2.md"]
 
 
 def test_a_lost_column_shows_aedfls_rank(tmp_path: Path) -> None:

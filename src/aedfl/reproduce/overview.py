@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..report.comparison import Column
 from .plan import FIRST_SEED, Target, Tuned, Wish, cells, setting, target, targets, title
 from .records import Store, key_of
-from .standing import COLUMNS, TIME95, Row, Standing, level, records_of, seeds_in_words, standing
+from .standing import COLUMNS, TIME95, Row, Standing, records_of, seeds_in_words, standing
 from .tables import NOT_REACHED, NOT_RUN, Grid, Text, markdown
 
 HEAD = """\
@@ -20,10 +20,6 @@ The paper's tables and figures, computed by `aedfl reproduce`. Every number foll
 files here anew from them, and a test checks that they do not differ. What matches the paper and what does not is
 discussed in [docs/reproduction.md](../docs/reproduction.md), ideas and failures in the [lab book](lab-book.md).
 """
-
-LATE_SEEDS = 2
-"""Seeds that are wanted where FedAvg has levelled off."""
-
 
 @dataclass(frozen=True)
 class Gap:
@@ -73,14 +69,12 @@ def overview(store: Store) -> str:
             "needs FedAvg). "
             "A row with one seed says little about differences of a point or two.\n\n",
             markdown(_leaders([standing(aim, name, store, Wish()) for aim, name in _tables()])),
-            _late(store),
             "\n## What is done\n\nSeeds of each cell that went to the end.\n\n",
             markdown(_matrix(store)),
             "\n",
             markdown(_progress(found)),
             "\n## What is missing\n\n",
             _missing(found),
-            _missing_late(store),
             "\n## Runs cut short or failed\n\n",
             _unfinished(store),
         )
@@ -127,27 +121,6 @@ def _leaders(stands: Sequence[Standing]) -> Grid:
 
 def _tables() -> list[tuple[Target, str]]:
     return [(aim, name) for aim in targets().values() if aim.is_table for name in aim.settings]
-
-
-def _late(store: Store) -> str:
-    """Who leads where FedAvg has levelled off; nothing before anybody was run on to there."""
-    late = [one for aim, name in _tables() if (one := level(aim, name, store, Wish()))]
-    words = "\nThe same when FedAvg has levelled off, that is when it gains less than a point in 400 s more:\n\n"
-    return words + markdown(_leaders(late)) if late else ""
-
-
-def _missing_late(store: Store) -> str:
-    """Commands for what was not run on to there with two seeds."""
-    lines = []
-    for aim, name in _tables():
-        stand = level(aim, name, store, Wish())
-        few = [row.method for row in stand.rows if row.seeds < LATE_SEEDS] if stand else []
-        if stand and few:
-            lines.append(
-                f"aedfl reproduce {aim.name} --settings {name} --methods {','.join(few)} "
-                f"--seeds {LATE_SEEDS} --until {stand.until:g}"
-            )
-    return "\nUntil FedAvg has levelled off:\n\n```sh\n" + "\n".join(lines) + "\n```\n" if lines else ""
 
 
 def _seeds_of(run: Sequence[Row]) -> str:

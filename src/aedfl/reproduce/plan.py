@@ -49,8 +49,6 @@ class Setting:
     """Runs that share a GPU's memory."""
     config: Mapping[str, Any]
     """Keys over the preset's."""
-    level: float = 0.0
-    """Virtual seconds after which FedAvg gains less than a point in 400 s more, where runs stop before; else 0."""
     quick: Sequence[str] = ()
     """What `--quick` changes in this setting, besides what it changes in all."""
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from . import figures, tables
 from .overview import overview
 from .plan import Target, Wish, targets
 from .records import Store
-from .standing import level, standing
+from .standing import standing
 
 
 def shown(base: Target, wish: Wish) -> Target:
@@ -29,12 +29,8 @@ def of_target(base: Target, store: Store, wish: Wish) -> dict[str, str]:
     images = [name if text else "" for name, text in drawn.items()]
     found = {f"figures/{name}": text for name, text in drawn.items() if text}
     if aim.is_table:
-        late = [one for name in aim.settings if (one := level(aim, name, store, wish))]
-        return {
-            **found,
-            f"tables/{aim.name}.md": tables.page(aim, stands, late),
-            f"tables/{aim.name}.tex": tables.source(aim, [*stands, *late]),
-        }
+        texts = {"md": tables.page(aim, stands), "tex": tables.source(aim, stands)}
+        return found | {f"tables/{aim.name}.{kind}": text for kind, text in texts.items()}
     found[f"figures/{aim.name}.md"] = figures.page(aim, stands, images, store, wish)
     return {**found, f"figures/{aim.name}.tex": tables.source(aim, stands)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 
 from ..report.comparison import Cell, Column, best_of, cell_of, marked
@@ -102,15 +102,6 @@ def standing(aim: Target, name: str, store: Store, wish: Wish) -> Standing:
         ]
         rows += _with_best(group)
     return Standing(name, until, goal, second, rows)
-
-
-def level(aim: Target, name: str, store: Store, wish: Wish) -> Standing | None:
-    """The figures of a table where FedAvg has levelled off, as far as methods were run on to there."""
-    until = setting(name).level
-    if not until or not aim.is_table or wish.quick or wish.until or wish.overrides:
-        return None
-    found = standing(aim, name, store, replace(wish, until=until))
-    return found if any(row.seeds for row in found.rows) else None
 
 
 def _row(method: str, value: str, records: Sequence[Record], until: float, goal: float, second: float | None) -> Row:

@@ -102,18 +102,9 @@ LEGEND = (
 )
 
 
-LATE = (
-    "After that time FedAvg gains less than a point in 400 s more. Not all methods and seeds were run on to there; "
-    "rows of one seed say little about differences of a point or two."
-)
-
-
-def page(aim: Target, stands: Sequence[Standing], late: Sequence[Standing] = ()) -> str:
-    """The target's tables, one per setting, as Markdown; `late` are those where FedAvg has levelled off."""
-    parts = [f"# {aim.title}\n\n{LEGEND}\n", *(_section(aim, stand) for stand in stands)]
-    if late:
-        parts.append(f"\n# When FedAvg has levelled off\n\n{LATE}\n")
-    return "".join([*parts, *(_section(aim, stand) for stand in late)])
+def page(aim: Target, stands: Sequence[Standing]) -> str:
+    """The target's tables, one per setting, as Markdown."""
+    return "".join([f"# {aim.title}\n\n{LEGEND}\n", *(_section(aim, stand) for stand in stands)])
 
 
 def _section(aim: Target, stand: Standing) -> str:
