@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -70,6 +71,34 @@ def test_tuned_values_are_used_by_the_tables() -> None:
     assert reproduce(*asked).exit_code == 0
     flags = {one["method"]: one["tuned"] for one in Store(Path("results/records"))}
     assert flags == {"fedavg": True, "fedprox": False}
+
+
+def test_tuning_one_method_leaves_the_choices_of_others() -> None:
+    asked = ("tune", "digits-cnn", "--trials", "2", *SMALL)
+    assert reproduce(*asked, "--methods", "fedavg").exit_code == 0
+    path = Path("results/tuning/digits-cnn.json")
+    (chosen,) = json.loads(path.read_text())["methods"].values()
+    assert chosen["chosen"] is not None
+    before = path.read_text()
+    assert reproduce(*asked, "--methods", "fedavgg").exit_code == 2
+    assert path.read_text() == before, "a mistake changes nothing"
+    longer = [*asked[:-4], "--until", "40", "--device", "cpu"]
+    assert reproduce(*longer, "--methods", "fedprox", "--minutes", "1e-9").exit_code == 0
+    assert json.loads(path.read_text())["methods"]["fedavg"] == chosen
+    assert reproduce("tune", "digits-cnn", "--quick", "--out", "results", "--methods", "fedprox").exit_code == 2
+    assert path.read_text() == before
+
+
+def test_a_version_of_ones_own_does_not_take_the_published_ones_place() -> None:
+    asked = ("table2", "--settings", "digits-cnn", "--methods", "fedavg", "--seeds", "1", *SMALL)
+    assert reproduce(*asked).exit_code == 0
+    assert len(list(Store(Path("results/records")))) == 1
+    assert not Path("results/tables").exists()
+    assert "| FedAvg | 1 |" in Path("runs/reproduce-own/tables/table2.md").read_text()
+    assert reproduce("tables", "--until", "10").exit_code == 0
+    assert not Path("results/tables").exists()
+    assert reproduce("tables").exit_code == 0
+    assert Path("results/tables/table2.md").is_file()
 
 
 def test_records_made_elsewhere_are_collected_and_listed() -> None:

@@ -101,6 +101,7 @@ def test_identity_counts_values_whether_given_or_default() -> None:
         "fleet.slowest=20.0",
         "devices=50",
         "engine.precision=fp32",
+        "engine.kernels=false",
     ):
         assert one("fedprox", (change,)).identity != base.identity
 

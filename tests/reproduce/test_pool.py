@@ -240,6 +240,17 @@ def test_unfinished_runs_go_on_from_their_checkpoints(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "nothing is left of a finished run"
 
 
+def test_a_checkpoint_of_a_run_with_another_end_is_left_alone(tmp_path: Path) -> None:
+    often = ("record.checkpoint_seconds=1e-9", "record.checkpoint_share=1")
+    longer, shorter = tiny("aedfl-0", until=60.0, changes=often), tiny("aedfl-0", until=20.0, changes=often)
+    assert longer.identity == shorter.identity
+    assert not pooled([longer], clock=Countdown(9), checkpoints=tmp_path)[0].complete
+    assert pooled([shorter], checkpoints=tmp_path)[0].complete
+    assert len(list(tmp_path.iterdir())) == 1, "what the longer one left is still there"
+    again = pooled([longer], checkpoints=tmp_path)
+    assert again[0].complete and again[0].rows == alone(longer.config)
+
+
 def test_a_persons_mistake_is_no_cells_failure(tmp_path: Path) -> None:
     missing = cell("emnist-lenet", "fedavg", 1, Wish(data=str(tmp_path)), (), "table1", {})
     with pytest.raises(UserError, match="emnist"):

@@ -12,7 +12,8 @@ from aedfl.algorithms import METHODS
 from aedfl.errors import UserError
 from aedfl.reproduce.collect import collect
 from aedfl.reproduce.plan import FIRST_SEED
-from aedfl.reproduce.records import Store, code_version, key_of
+from aedfl.reproduce.pool import Outcome
+from aedfl.reproduce.records import CURVE, Store, code_version, key_of
 from aedfl.reproduce.sitting import Sitting, todo
 from reproduce.fakes import key, record, store_of, tiny
 
@@ -88,6 +89,37 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     path.write_text("no json\n" + path.read_text())
     with pytest.raises(UserError, match=r"line 1 is no JSON"):
         Store(store.folder)
+
+
+def test_what_comes_after_a_line_that_was_cut_off_is_not_lost(tmp_path: Path) -> None:
+    store = store_of(tmp_path, record("fedavg", [0.1, 0.2]), record("fedprox", [0.1, 0.2]))
+    path = store.folder / "cifar10-lenet.jsonl"
+    path.write_text(path.read_text()[:-40])
+    again = Store(store.folder)
+    for method in ("fedbuff", "port"):
+        assert again.add(record(method, [0.1, 0.2]))
+    assert sorted(one["method"] for one in Store(store.folder)) == ["fedavg", "fedbuff", "port"]
+
+
+def test_a_run_of_the_present_config_replaces_a_longer_one_of_another(tmp_path: Path) -> None:
+    cell = tiny("fedavg", until=20.0)
+    old = record("fedavg", [0.1, 0.2, 0.3], setting="digits-cnn", changes=list(cell.key.changes), config="old")
+    store = store_of(tmp_path, old)
+    assert todo([cell], store) == [cell]
+    Sitting(store, quiet).run([cell])
+    assert todo([cell], Store(store.folder)) == []
+
+
+def test_a_run_that_is_cut_does_not_replace_a_longer_one_and_says_so(tmp_path: Path) -> None:
+    lines: list[str] = []
+    cell = tiny("fedavg", until=20.0)
+    old = record("fedavg", [0.1, 0.2, 0.3], setting="digits-cnn", changes=list(cell.key.changes), config="old")
+    store = store_of(tmp_path, old)
+    row = {**dict.fromkeys(CURVE, 0.1), "time": 10.0, "costs": {}}
+    row |= {name: 0.0 for name in ("consensus", "samples", "wall")}
+    Sitting(store, lines.append)._save([cell], Outcome([row], complete=False))
+    assert lines[-1].endswith("not kept, as an older record goes further")
+    assert [one["config"] for one in Store(store.folder)] == ["old"]
 
 
 def test_files_do_not_depend_on_the_order_of_running(tmp_path: Path) -> None:

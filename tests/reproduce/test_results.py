@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from aedfl.cli import app
 from aedfl.reproduce import publish, tune
 from aedfl.reproduce.overview import ranking
-from aedfl.reproduce.plan import FIRST_SEED, QUICK, Wish, cell, settings, targets, titles
+from aedfl.reproduce.plan import FIRST_SEED, QUICK, Wish, cell, cells, settings, target, targets, titles
 from aedfl.reproduce.records import CURVE, Store, key_of
 from aedfl.reproduce.standing import COLUMNS, standing
 
@@ -57,9 +57,12 @@ def test_records_are_whole_and_of_fresh_seeds() -> None:
 
 def test_the_docs_name_leaders_and_figures_as_the_records_have_them() -> None:
     text = (RESULTS.parent / "docs" / "reproduction.md").read_text(encoding="utf-8")
-    lines = text.split("### Who leads")[1].split("\n\n")[1].splitlines()[2:]
+    section = text.split("### Who leads")[1].split("\n\n")
+    (table,) = [part for part in section if part.startswith("| setting | accuracy |")]
+    lines = table.splitlines()[2:]
     methods, named = {words: name for name, words in titles().items()}, {one.title: one for one in settings().values()}
     tables = [aim for aim in targets().values() if aim.is_table]
+    assert len(lines) == sum(len(aim.settings) for aim in tables)
     for line in lines:
         setting, *fields = [field.strip() for field in line.strip("|").split("|")]
         (aim,) = [aim for aim in tables if named[setting].name in aim.settings]
@@ -67,10 +70,11 @@ def test_the_docs_name_leaders_and_figures_as_the_records_have_them() -> None:
         for field, column in zip(fields, COLUMNS, strict=True):
             order = ranking(stand, column)
             assert (field in ("none", "FedAvg not run")) == (not order), (setting, column.key)
-            for words, figure in re.findall(r"([\w-]+?)\** ([\d.]+)", field):
-                if words in methods:
-                    places = len(figure.partition(".")[2])
-                    assert f"{dict(order)[methods[words]]:.{places}f}" == figure, (setting, column.key, words)
+            found = re.findall(r"([\w-]+?)\** ([\d.]+)", field)
+            assert {words for words, _ in found} <= set(methods) and bool(found) == bool(order), (setting, column.key)
+            for words, figure in found:
+                places = len(figure.partition(".")[2])
+                assert f"{dict(order)[methods[words]]:.{places}f}" == figure, (setting, column.key, words)
             for words in re.findall(r"\*\*(.+?)\*\*", field):
                 assert methods[words] == order[0][0], (setting, column.key)
 
@@ -94,10 +98,27 @@ def test_no_record_is_of_a_config_that_is_no_longer_run() -> None:
 
 
 def test_every_record_can_be_run_again_by_its_command() -> None:
-    for record in [*STORE, *Store(RESULTS / "tuning")]:
-        program, group, name, *_ = shlex.split(record["command"])
-        assert (program, group) == ("aedfl", "reproduce")
-        assert name in targets() or name == tune.TARGET
+    """With the values that tuning chose, or by `--tuning` and an empty folder if the record was made without."""
+    tuned = tune.frozen(RESULTS / "tuning")
+    for record in STORE:
+        program, group, name, *words = shlex.split(record["command"])
+        options = [word for word in words if word != "--quick"]
+        assert (program, group, len(options) % 2) == ("aedfl", "reproduce", 0)
+        given = [pair for pair in zip(options[::2], options[1::2], strict=True) if pair[0] != "--set"]
+        asked = dict(given)
+        assert len(given) == len(asked)
+        wish = Wish(
+            settings=tuple(asked.pop("--settings").split(",")),
+            methods=tuple(asked.pop("--methods").split(",")),
+            seeds=int(asked.pop("--seeds")),
+            until=float(asked.pop("--until", 0)) or None,
+            quick="--quick" in words,
+        )
+        assert not asked
+        runs = cells(target(name), wish, tuned if record["tuned"] else {})
+        assert record["config"] in {one.identity for one in runs}, record["command"]
+    for record in Store(RESULTS / "tuning"):
+        assert shlex.split(record["command"])[:4] == ["aedfl", "reproduce", tune.TARGET, record["setting"]]
 
 
 def test_a_cheap_cell_comes_out_as_published(tmp_path: Path) -> None:

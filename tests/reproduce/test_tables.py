@@ -174,7 +174,7 @@ def test_other_seeds_than_the_first_are_named(tmp_path: Path) -> None:
 
 def test_the_list_knows_records_of_another_config(store: Store) -> None:
     lines = report(store, {})
-    assert "  CIFAR-10 & LeNet: 4 of 45 cells done, 4 of them of another config" in lines
+    assert "  CIFAR-10 & LeNet: 0 of 45 cells done, 4 more of another config" in lines
 
 
 def test_the_list_knows_that_a_method_was_tuned_since(tmp_path: Path) -> None:
@@ -182,11 +182,44 @@ def test_the_list_knows_that_a_method_was_tuned_since(tmp_path: Path) -> None:
     store = store_of(tmp_path, record("fedbuff", RISING, config=cell.identity))
     assert "  CIFAR-10 & LeNet: 1 of 45 cells done" in report(store, {})
     tuned = {"cifar10-lenet": {"fedbuff": {"hyper.buffer": 5}}}
-    assert "  CIFAR-10 & LeNet: 1 of 45 cells done, 1 of them of another config" in report(store, tuned)
+    assert "  CIFAR-10 & LeNet: 0 of 45 cells done, 1 more of another config" in report(store, tuned)
     (cell,) = plan.cells(target("table2"), Wish(settings=("cifar10-lenet",), methods=("fedbuff",), seeds=1), tuned)
     store.add(record("fedbuff", RISING, config=cell.identity, tuned=True))
     store.add(record("fedbuff", RISING, seed=2))
-    assert "  CIFAR-10 & LeNet: 1 of 45 cells done" in report(store, tuned), "the one before tuning is shown no more"
+    assert "  CIFAR-10 & LeNet: 1 of 45 cells done, 1 more of another config" in report(store, tuned), "seed 2"
+
+
+def test_the_list_has_a_command_that_runs_what_is_out_of_date_alone(tmp_path: Path) -> None:
+    wish = Wish(settings=("cifar10-lenet",))
+    made = [
+        record(cell.key.method, RISING, seed=cell.key.seed, changes=list(cell.key.changes), config=cell.identity)
+        for cell in plan.cells(target("fig-200"), wish, {})
+    ]
+    store = store_of(tmp_path, *made)
+    lines = report(store, {})
+    assert "  CIFAR-10 & LeNet: 10 of 10 cells done" in lines
+    assert not any("fig-200" in line for line in lines)
+    lines = report(store, {"cifar10-lenet": {"fedbuff": {"hyper.buffer": 5}}})
+    assert "  CIFAR-10 & LeNet: 8 of 10 cells done, 2 more of another config" in lines
+    assert "    aedfl reproduce fig-200 --settings cifar10-lenet --methods fedbuff --seeds 2" in lines
+
+
+def test_a_figure_still_lacks_the_tuned_runs_of_methods_that_were_tuned(tmp_path: Path) -> None:
+    """They are what its command runs, whatever is shown until then."""
+    swept = ["devices=200"]
+    store = store_of(tmp_path, *(record("fedbuff", RISING, seed=seed, changes=swept) for seed in (1, 2)))
+    assert gap(target("fig-200"), "cifar10-lenet", store).missing == 8
+    store.add(record("fedbuff", RISING, tuned=True, config="table"))
+    assert gap(target("fig-200"), "cifar10-lenet", store).missing == 10
+    store.add(record("fedbuff", RISING, tuned=True, config="figure", changes=swept))
+    assert gap(target("fig-200"), "cifar10-lenet", store).missing == 9
+
+
+def test_a_figure_of_another_fleet_has_its_own_second_target(tmp_path: Path) -> None:
+    slow = [value / 2 for value in RISING]
+    store = store_of(tmp_path, record("fedavg", RISING), record("fedavg", slow, changes=["devices=200"], config="200"))
+    assert standing(target("table2"), "cifar10-lenet", store, Wish()).second == pytest.approx(0.95 * 0.6)
+    assert standing(target("fig-200"), "cifar10-lenet", store, Wish()).second == pytest.approx(0.95 * 0.3)
 
 
 def test_a_run_that_went_to_its_figures_end_is_not_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,22 +322,23 @@ def test_a_figure_shows_methods_as_they_were_tuned_once_all_it_shows_were_run_so
     def tuned(method: str, changes: Sequence[str] = ()) -> Record:
         return record(method, better, changes=list(changes), tuned=True, config=f"tuned {method} {changes}")
 
-    def shown() -> tuple[float | None, float | None, bool]:
+    def shown() -> tuple[float | None, float | None, str]:
         stand = standing(aim, "cifar10-lenet", store, Wish())
         page = publish.of_target(aim, store, Wish())["figures/fig-topology.md"]
         means = (stand.mean(ACCURACY, "aedfl", value) for value in ("exponential", "ring"))
-        return *means, "Methods are as they were tuned." in page
+        return *means, line_of(page, "Methods ")
 
     store = store_of(tmp_path, record("aedfl", RISING), record("aedfl", RISING, changes=ring, config="ring"))
     store.add(record("fedbuff", RISING))
-    assert shown() == (*map(pytest.approx, (0.6, 0.6)), False)
+    plain = (*map(pytest.approx, (0.6, 0.6)), "Methods have the setting's values, without tuning.")
+    assert shown() == plain
     store.add(tuned("aedfl"))
     store.add(tuned("fedbuff"))
-    assert shown() == (*map(pytest.approx, (0.6, 0.6)), False), "the ring was run with the default alone"
+    assert shown() == plain, "the ring was run with the default alone"
     store.add(tuned("aedfl", ring))
-    assert shown() == (*map(pytest.approx, (0.7, 0.7)), True)
-    store.add(record("ad-psgd", RISING))
-    assert shown() == (*map(pytest.approx, (0.7, 0.7)), True), "AD-PSGD was never tuned: nothing is to be waited for"
+    assert shown() == (*map(pytest.approx, (0.7, 0.7)), "Methods are as they were tuned.")
+    store.add(record("ad-psgd", RISING))  # was never tuned, so that nothing is to be waited for
+    assert shown() == (*map(pytest.approx, (0.7, 0.7)), "Methods are as they were tuned, but for AD-PSGD.")
 
 
 def test_variants_of_aedfl_wait_for_each_other(tmp_path: Path) -> None:

@@ -127,6 +127,26 @@ def test_nothing_is_chosen_before_all_trials_are_there(tmp_path: Path) -> None:
     assert freeze(tmp_path, until=500.0) == {"fedprox": tune.trials("cifar10-lenet", "fedprox", 4)[3]}
 
 
+def test_what_is_frozen_keeps_its_terms_whatever_is_tuned_next(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert tune.terms("cifar10-lenet", tmp_path, Wish(until=160.0), 2) == (160.0, 2), "nothing is there yet"
+    for i in range(4):
+        store.add(trial("fedprox", i, [0.1, 0.2, 0.3]))
+    tune.freeze("cifar10-lenet", store, 1000.0, 4, Wish())
+    assert tune.terms("cifar10-lenet", tmp_path, Wish(until=1700.0), 2) == (1000.0, 4)
+    with pytest.raises(UserError, match="with nothing changed, now it is devices=4"):
+        tune.terms("cifar10-lenet", tmp_path, Wish(overrides=("devices=4",)), 4)
+
+
+def test_trials_end_where_the_setting_says_unless_a_person_does() -> None:
+    assert tune.aim("emnist-lenet", Wish()).end("emnist-lenet") == 80 < Wish().end("emnist-lenet")
+    assert tune.aim("emnist-lenet", Wish(until=50.0)).until == 50
+    assert tune.aim("emnist-lenet", Wish(quick=True)).until is None
+    assert tune.aim("digits-cnn", Wish()) == Wish()
+    late = tune.plan_late("emnist-lenet", ["fedprox"], {"methods": {"fedprox": {"late": [{"changes": {}}]}}}, Wish())
+    assert (late[0].config.stop.virtual_seconds or 0) > 80, "for longer, as docs and help say"
+
+
 def test_trials_that_were_cut_late_are_compared_where_the_shortest_got_to(tmp_path: Path) -> None:
     """Up to 1,000 s the first would win, up to 800 s the second does."""
     whole = [trial("fedprox", i, [0.1, 0.1, 0.1, 0.1, 0.1, 0.9 if i == 0 else 0.1]) for i in (0, 2, 3)]

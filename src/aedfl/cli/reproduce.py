@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,7 +26,7 @@ TARGETS = {
     "fig-ablation": "AEDFL with some of its modules switched off.",
 }
 
-RESULTS, QUICK = Path("results"), Path("runs/reproduce-quick")
+RESULTS, QUICK, OWN = Path("results"), Path("runs/reproduce-quick"), Path("runs/reproduce-own")
 
 Settings = Annotated[str | None, typer.Option("--settings", metavar="A,B", help="Only these settings.")]
 Methods = Annotated[str | None, typer.Option("--methods", "-m", metavar="A,B", help="Only these methods.")]
@@ -34,7 +34,12 @@ Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seed
 Quick = Annotated[bool, typer.Option("--quick", help="Few devices, samples, seconds and methods: minutes on a CPU.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", metavar="DIR", help="Where records, tables and plots lie; results by default."),
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        help="Where records, tables and plots lie; results by default, and runs for tables and plots of a changed run.",
+    ),
 ]
 Minutes = Annotated[
     float | None,
@@ -115,7 +120,7 @@ def _command(name: str) -> Callable[..., None]:
         except KeyboardInterrupt:
             raise Interrupted("finished cells are kept; go on by the same command") from None
         if not records_only:
-            _publish(name, sitting.store, wish, folder)
+            _publish(name, sitting.store, wish, folder if out or wish.quick else _own(name, wish))
         _verdict(sitting.failed)
 
     return command
@@ -127,6 +132,15 @@ def _share(given: str | None) -> tuple[int, int]:
     if not (slash and place.isdecimal() and count.isdecimal() and 1 <= int(place) <= int(count)):
         raise UserError(f"--share is '{given}'; allowed is K/N with K from 1 to N, such as 2/8")
     return int(place), int(count)
+
+
+def _own(name: str, wish: Wish) -> Path:
+    """Where a table or figure goes: what is run to another end or with other keys must not take the published one's
+    place."""
+    from ..reproduce.plan import target
+
+    is_published = wish.until is None and not wish.changes(()) and set(wish.settings) <= set(target(name).settings)
+    return RESULTS if is_published else OWN
 
 
 def _publish(name: str, store: Store, wish: Wish, folder: Path) -> None:
@@ -154,8 +168,9 @@ def tables(
     from ..reproduce import plan, publish
     from ..reproduce.records import Store
 
-    folder, end = out or RESULTS, _positive("--until", until)
-    store = Store(folder / "records")
+    end = _positive("--until", until)
+    store = Store((out or RESULTS) / "records")
+    folder = out or (RESULTS if end is None else OWN)
     if end is None:
         files = publish.everything(store)
     else:
@@ -222,23 +237,24 @@ def tune(
     from ..reproduce.sitting import Sitting
 
     clock = Clock(_positive("--minutes", minutes))
-    wish = _wish(None, methods, None, overrides, quick, until, data, device)
     plan.setting(setting)
-    folder = (out or (QUICK if quick else RESULTS)) / "tuning"
-    store = Store(folder)
+    wish = tuning.aim(setting, _wish(None, methods, None, overrides, quick, until, data, device))
+    store = Store((out or (QUICK if quick else RESULTS)) / "tuning")
     sitting = Sitting(store, _say, clock, at_once, checkpoints, share=_share(share))
+    end, count = tuning.terms(setting, store.folder, wish, trials)
+
+    def frozen() -> dict[str, Any]:
+        return tuning.freeze(setting, store, end, count, wish)
+
+    tried = wish.methods or tuning.methods()
     try:
-        tried = wish.methods or tuning.methods()
         sitting.run(tuning.plan(setting, tried, trials, wish))
-        first = tuning.freeze(setting, store, wish.end(setting), trials, wish)
-        sitting.run(tuning.plan_further(setting, tried, first, wish))
-        second = tuning.freeze(setting, store, wish.end(setting), trials, wish)
-        sitting.run(tuning.plan_late(setting, tried, second, wish))
+        sitting.run(tuning.plan_further(setting, tried, frozen(), wish))
+        sitting.run(tuning.plan_late(setting, tried, frozen(), wish))
     except KeyboardInterrupt:
+        frozen()
         raise Interrupted("finished trials are kept; go on by the same command") from None
-    finally:
-        chosen = tuning.freeze(setting, store, wish.end(setting), trials, wish)
-    for method, one in chosen["methods"].items():
+    for method, one in frozen()["methods"].items():
         found = one["chosen"]
         _say(f"{method}: {'undecided' if found is None else found or 'default'}")
     _verdict(sitting.failed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ class Workshop:
             several = ", ".join(sorted(self._precisions))
             raise UserError(f"engine.precision: runs that share a process must have the same one, not {several}")
         dataset = own.dataset or load(config.data.name, config.data.directory)
-        module = own.module or _module(config, dataset)
+        module = own.module or module_for(config, dataset)
         equip = partial(_equip, engine, module, own.loss, own.metric)
         bench = equip(device, engine.threads or cores(), dataset)
         if _overlaps(engine, device):
@@ -144,7 +144,7 @@ class Workshop:
         """The start vector of that seed."""
         if bench.given:
             return bench.task.start
-        return bench.task.layout.flatten(_module(config, bench.task.dataset))
+        return bench.task.layout.flatten(module_for(config, bench.task.dataset))
 
     def simulation(self, config: RunConfig, rows: Rows, observer: Observer) -> Simulation:
         bench, method = self.bench(config), get(config.method)
@@ -228,17 +228,13 @@ class Rows:
         )
 
 
-def _module(config: RunConfig, dataset: Dataset) -> nn.Module:
-    options: dict[str, Any] = dict(config.model.options)
+def module_for(config: RunConfig, dataset: Dataset, name: str | None = None) -> nn.Module:
+    """The run's model, or another one by name, for samples of a data set; it knows the words that the data have."""
+    options = dict(config.model.options) if name in (None, config.model.name) else {}
     if dataset.vocabulary is not None:
         options.setdefault("vocabulary", dataset.vocabulary)
-    return models.build(
-        config.model.name,
-        dataset.input_shape,
-        dataset.classes or 1,
-        seed=torch_seed(config.seed, "model"),
-        **options,
-    )
+    seed = torch_seed(config.seed, "model")
+    return models.build(name or config.model.name, dataset.input_shape, dataset.classes or 1, seed=seed, **options)
 
 
 def _device(engine: Engine) -> str:

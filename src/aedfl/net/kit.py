@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import models
 from ..algorithms import get
 from ..context import SERVER, Model
 from ..data import Dataset, Split
@@ -21,8 +20,8 @@ from ..data.partition import hold_out
 from ..data.registry import NAMES
 from ..errors import UserError
 from ..experiment.config import RunConfig
-from ..experiment.workshop import Rows
-from ..randomness import generator, torch_seed
+from ..experiment.workshop import Rows, module_for
+from ..randomness import generator
 from ..task import Task
 from ..training.evaluate import Evaluator
 from ..training.plan import Indices, Plan, Trainer
@@ -140,7 +139,7 @@ def blank(config: RunConfig, model: str | None = None, shape: Sequence[int] = ()
     if config.data.name in NAMES and not shape:
         known = load_named(config.data.name, config.data.directory)
         x, y = torch.zeros_like(known.train.x[:1]), torch.zeros_like(known.train.y[:1])
-        empty = Dataset(known.name, Split(x, y), Split(x, y), known.classes, known.scale)
+        empty = replace(known, train=Split(x, y), test=Split(x, y))
         return _kit(config, empty, model, None, _NONE)
     if not shape:
         raise UserError("the server needs --shape, the shape of one sample, such as --shape 1,8,8 (and --classes)")
@@ -150,16 +149,22 @@ def blank(config: RunConfig, model: str | None = None, shape: Sequence[int] = ()
 
 
 def _kit(config: RunConfig, dataset: Dataset, model: str | None, rows: Rows | None, tested: Indices) -> Kit:
-    module = _module(config, dataset, model)
+    is_private = dataset.name not in NAMES  # its own words are not those of all
+    module = module_for(config, replace(dataset, vocabulary=None) if is_private else dataset, model)
+    _check_words(module, dataset)
     task = Task(module, dataset, kernels=config.engine.kernels)
     start, trainer = task.layout.flatten(module), SequentialTrainer(task)
     return Kit(config, task, start, trainer, Evaluator(task), rows, test_rows=tested)
 
 
-def _module(config: RunConfig, dataset: Dataset, model: str | None) -> nn.Module:
-    options = dict(config.model.options) if model in (None, config.model.name) else {}
-    seed = torch_seed(config.seed, "model")
-    return models.build(model or config.model.name, dataset.input_shape, dataset.classes or 1, seed=seed, **options)
+def _check_words(module: nn.Module, dataset: Dataset) -> None:
+    """A device's own tokens must be words that the model of all has."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding) and (dataset.vocabulary or 0) > layer.num_embeddings:
+            raise UserError(
+                f"the data have token {(dataset.vocabulary or 0) - 1}, but the model has {layer.num_embeddings} words, "
+                "counted from 0; the run's model.options.vocabulary says how many"
+            )
 
 
 def _private(

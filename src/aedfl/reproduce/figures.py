@@ -15,10 +15,13 @@ from . import paper
 from .curves import cut
 from .plan import Target, Wish, setting, title
 from .records import Record, Store
-from .standing import ACCURACY, TIME, TIME95, Standing, as_tuned, records_of
+from .standing import ACCURACY, TIME, TIME95, Standing, records_of
 from .tables import LEGEND, NOT_RUN, Grid, Text, grid, markdown
 
 BASE = "aedfl-0"
+
+Pair = tuple[str, str, str]
+"""A method, another one that is compared with it, and the value of what is varied."""
 
 
 def curves(aim: Target, stand: Standing, store: Store, wish: Wish) -> str:
@@ -112,12 +115,12 @@ def _leads(aim: Target, stand: Standing, said: Mapping[str, Any]) -> Grid:
     """
     others = [method for method in aim.methods if not method.startswith("aedfl")]
     rows = []
-    for kind, words, lead in (("advantage", "accuracy, points", _points), ("faster", "time to target, %", _saved)):
+    for kind, lead in (("advantage", _points), ("faster", _saved)):
         numbers = said.get(kind, {})
         for value in [*aim.values, *([""] if "" in numbers and "" not in aim.values else [])] if others else ():
             inside = [value] if value else list(aim.values)
             whole = all(stand.mean(ACCURACY, "aedfl", one) is not None for one in inside)
-            found = [lead(stand, other, "aedfl", one) for other in others for one in inside] if whole else []
+            words, found = lead(stand, [(other, "aedfl", one) for other in others for one in inside] if whole else [])
             where = f" ({value})" if value else ""
             rows.append(_compared(f"AEDFL's largest lead in {words}{where}", found, numbers.get(value)))
     return rows
@@ -126,9 +129,9 @@ def _leads(aim: Target, stand: Standing, said: Mapping[str, Any]) -> Grid:
 def _gains(aim: Target, stand: Standing, said: Mapping[str, Any]) -> Grid:
     """What each variant gains over AEDFL without its modules."""
     rows = []
-    for kind, words, lead in (("gain", "accuracy, points", _points), ("sooner", "time to target, %", _saved)):
+    for kind, lead in (("gain", _points), ("sooner", _saved)):
         for method in (one for one in aim.methods if BASE in aim.methods and one != BASE):
-            found = [lead(stand, BASE, method, "")]
+            words, found = lead(stand, [(BASE, method, "")])
             rows.append(_compared(f"{title(method)} over AEDFL-0: {words}", found, said.get(kind, {}).get(method)))
     return rows
 
@@ -140,34 +143,54 @@ def _best_value(aim: Target, stand: Standing, said: Mapping[str, Any]) -> Grid:
     known = {value: mean for value, mean in means.items() if mean is not None}
     whole = len(known) == len(means)
     best = max(known, key=lambda value: known[value]) if whole else NOT_RUN
-    spread = [100 * (max(known.values()) - min(known.values()))] if whole else [None]
+    spread = [100 * (max(known.values()) - min(known.values()))] if whole else []
     return [
         [Text(f"best {aim.axis}"), Text(best), Text(said["best"])],
         _compared("best against worst, points of accuracy", spread, said["spread"]),
     ]
 
 
-def _compared(words: str, found: Sequence[float | None], said: float | None) -> list[Text]:
-    known = [value for value in found if value is not None]
+def _compared(words: str, found: Sequence[float], said: float | None) -> list[Text]:
     return [
         Text(words),
-        Text(f"{max(known):+.1f}" if known else NOT_RUN),
+        Text(f"{max(found):+.1f}" if found else NOT_RUN),
         Text("–" if said is None else f"{said:+.1f}"),
     ]
 
 
-def _points(stand: Standing, other: str, method: str, value: str) -> float | None:
-    theirs, ours = (stand.mean(ACCURACY, one, value) for one in (other, method))
-    return None if theirs is None or ours is None else 100 * (ours - theirs)
+def _points(stand: Standing, pairs: Sequence[Pair]) -> tuple[str, list[float]]:
+    found = _both(stand, ACCURACY, pairs)
+    return "accuracy, points", [100 * (ours - theirs) for theirs, ours in found]
 
 
-def _saved(stand: Standing, other: str, method: str, value: str) -> float | None:
-    """Per cent of the other's time; by the second target where the first is out of reach."""
-    for column in (TIME, TIME95):
-        theirs, ours = (stand.mean(column, one, value) for one in (other, method))
-        if theirs and ours:
-            return 100 * (1 - ours / theirs)
-    return None
+def _saved(stand: Standing, pairs: Sequence[Pair]) -> tuple[str, list[float]]:
+    """Per cent of the other's time; by the second target where more of the pairs have that."""
+    found, second = (_both(stand, column, pairs) for column in (TIME, TIME95))
+    words = "time to target, %"
+    if stand.second is not None and len(second) > len(found):
+        found, words = second, f"time to {stand.second:.3f}, %"
+    return words, [100 * (1 - ours / theirs) for theirs, ours in found if theirs]
+
+
+def _both(stand: Standing, column: Column, pairs: Sequence[Pair]) -> list[tuple[float, float]]:
+    """Where both have a figure: the other's, and the method's."""
+    means = [[stand.mean(column, one, value) for one in (other, method)] for other, method, value in pairs]
+    return [(theirs, ours) for theirs, ours in means if theirs is not None and ours is not None]
+
+
+def _how(aim: Target, stand: Standing, store: Store, wish: Wish) -> str:
+    """A sentence on whether methods are shown as they were tuned."""
+    shown = {
+        (title(method), record["tuned"])
+        for method in aim.methods
+        for swept in aim.values.values()
+        for record in records_of(aim, store, stand.setting, method, swept, wish)
+    }
+    plain = [title(method) for method in aim.methods if (title(method), False) in shown]
+    if len(plain) == len(shown):
+        return "Methods have the setting's values, without tuning."
+    exceptions = f", but for {', '.join(plain)}" if plain else ""
+    return f"Methods are as they were tuned{exceptions}."
 
 
 def page(aim: Target, stands: Sequence[Standing], drawn: Sequence[str], store: Store, wish: Wish) -> str:
@@ -176,8 +199,7 @@ def page(aim: Target, stands: Sequence[Standing], drawn: Sequence[str], store: S
     for stand, image in zip(stands, drawn, strict=True):
         parts.append(f"\n## {setting(stand.setting).title}, {stand.until:,.0f} virtual seconds\n\n")
         parts.append(f"![{_title(aim, stand)}]({image})\n\n" if image else "Nothing to draw yet.\n\n")
-        how = "as they were tuned" if as_tuned(aim, store, stand.setting, wish) else "at their defaults"
-        parts.append(f"Methods are {how}.\n\n" if image else "")
+        parts.append(f"{_how(aim, stand, store, wish)}\n\n" if image else "")
         said = compared(aim, stand)
         parts.append(f"{markdown(said)}\n" if said else "")
         parts.append(markdown(grid(aim, stand)))

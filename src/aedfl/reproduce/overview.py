@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..report.comparison import Column
-from .plan import FIRST_SEED, Target, Tuned, Wish, cells, setting, target, targets, title
+from .plan import FIRST_SEED, Cell, Target, Tuned, Wish, cells, setting, target, targets, title
 from .records import Store, key_of
-from .standing import COLUMNS, TIME95, Row, Standing, records_of, seeds_in_words, standing
+from .standing import COLUMNS, TIME95, Row, Standing, seeds_done, seeds_in_words, standing
 from .tables import NOT_REACHED, NOT_RUN, Grid, Text, markdown
 
 HEAD = """\
@@ -41,16 +41,13 @@ class Gap:
 
 def gap(base: Target, name: str, store: Store) -> Gap:
     """What a setting of a target lacks: runs that went to its end."""
-    lacking, count, missing = list[str](), 0, 0
-    wanted = set(range(FIRST_SEED, FIRST_SEED + base.seeds))
-    for method in base.methods:
-        absent = 0
-        for swept in base.values.values():
-            there = {record["seed"] for record in records_of(base, store, name, method, swept, Wish())}
-            absent += len(wanted - there)
-        count, missing = count + len(base.values) * base.seeds, missing + absent
-        lacking += [method] if absent else []
-    return Gap(base.name, name, tuple(lacking), base.seeds, missing, count)
+    wanted, rows = set(range(FIRST_SEED, FIRST_SEED + base.seeds)), list(base.values.values())
+    absent = {
+        method: sum(len(wanted - seeds_done(base, store, name, method, swept)) for swept in rows)
+        for method in base.methods
+    }
+    lacking = tuple(method for method, count in absent.items() if count)
+    return Gap(base.name, name, lacking, base.seeds, sum(absent.values()), len(absent) * len(rows) * base.seeds)
 
 
 def gaps(store: Store) -> list[Gap]:
@@ -87,25 +84,29 @@ def report(store: Store, tuned: Mapping[str, Tuned]) -> list[str]:
     for base in targets().values():
         lines.append(base.title)
         for name in base.settings:
-            one = gap(base, name, store)
-            old = _outdated(base, name, store, tuned)
-            stale = f", {old} of them of another config" if old else ""
-            lines.append(f"  {setting(name).title}: {one.of - one.missing} of {one.of} cells done{stale}")
-            lines += [f"    {one.command}"] if one.missing or old else []
+            planned = cells(base, Wish(settings=(name,)), tuned)
+            left = [cell for cell in planned if not _is_there(cell, store)]
+            old = sum(_is_there_otherwise(cell, store) for cell in left)
+            stale = f", {old} more of another config" if old else ""
+            lines.append(f"  {setting(name).title}: {len(planned) - len(left)} of {len(planned)} cells done{stale}")
+            lacking = {cell.key.method for cell in left}
+            methods = tuple(method for method in base.methods if method in lacking)
+            one = Gap(base.name, name, methods, base.seeds, len(left), len(planned))
+            lines += [f"    {one.command}"] if left else []
     return lines
 
 
-def _outdated(base: Target, name: str, store: Store, tuned: Mapping[str, Tuned]) -> int:
-    """Records that the target shows, but of another config than it would run now: before tuning, for one thing."""
-    planned = cells(base, Wish(settings=(name,)), tuned)
-    wanted = {(cell.key.method, cell.key.changes, cell.key.seed): cell.identity for cell in planned}
-    shown = {
-        (method, tuple(record["changes"]), record["seed"]): record["config"]
-        for swept in base.values.values()
-        for method in base.methods
-        for record in records_of(base, store, name, method, swept, Wish())
-    }
-    return sum(shown[key] != wanted[key] for key in shown.keys() & wanted.keys())
+def _is_there(cell: Cell, store: Store) -> bool:
+    """Whether the cell need not be run: it was, or another one that is the same run."""
+    end = cell.config.stop.virtual_seconds or 0.0
+    return store.reached(cell.key, cell.identity) >= end or store.like(cell.identity, end) is not None
+
+
+def _is_there_otherwise(cell: Cell, store: Store) -> bool:
+    """Whether it was run to the end with another config than it has now: before tuning, for one thing."""
+    found = (store.get(replace(cell.key, tuned=tuned)) for tuned in (True, False))
+    end = cell.config.stop.virtual_seconds or 0.0
+    return any(record is not None and record["reached"] >= end and "error" not in record for record in found)
 
 
 def _leaders(stands: Sequence[Standing]) -> Grid:

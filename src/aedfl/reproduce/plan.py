@@ -123,7 +123,8 @@ def identity(config: RunConfig) -> str:
     are not at their default, so that records stay valid when a config gets a new key.
     """
     table = config.model_dump(mode="json", exclude_defaults=True, exclude={"preset", "stop", "record", "hyper"})
-    engine = {"precision": config.engine.precision, "trainer": config.engine.trainer}
+    engine: dict[str, Any] = {"precision": config.engine.precision, "trainer": config.engine.trainer}
+    engine |= {} if config.engine.kernels else {"kernels": False}
     data = {key: value for key, value in table["data"].items() if key != "directory"}
     own = Path(config.method).read_text() if config.method.endswith(".py") else ""
     whole = {**table, "engine": engine, "data": data, "hyper": resolved_hyper(config), "own": own}

@@ -19,11 +19,10 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ..errors import UserError
-from ..experiment.config import RunConfig
+from ..experiment.config import RunConfig, config_hash
 from ..experiment.progress import Progress, Silent, Together
 from ..experiment.run import Run, behind, undisturbed
 from ..experiment.workshop import Workshop
-from .plan import identity
 
 Tag = TypeVar("Tag")
 
@@ -151,7 +150,7 @@ class Pool(Generic[Tag]):
     def _folder(self, config: RunConfig) -> Path | None:
         if self.checkpoints is None:
             return None
-        folder = self.checkpoints / identity(config)[:16]
+        folder = self.checkpoints / config_hash(config)[:16]
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 

@@ -91,7 +91,11 @@ class Store:
         if not self._keep(record, replace):
             return False
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{record['setting']}.jsonl").open("a") as file:
+        path = self.folder / f"{record['setting']}.jsonl"
+        if path.exists() and not path.read_text().endswith("\n"):
+            self.tidy()  # the last line was cut off; what follows it would be lost as well
+            return True
+        with path.open("a") as file:
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())

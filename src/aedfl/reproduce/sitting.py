@@ -34,7 +34,7 @@ class Lines:
         now = time.monotonic()
         if now - self._last >= self._every:
             self._last = now
-            best = f", best accuracy {accuracy:.4f}" if accuracy is not None else ""
+            best = f", best accuracy now {accuracy:.4f}" if accuracy is not None else ""
             self._say(
                 f"  after {now - self._began:.0f} s: {virtual_time:,.0f} of {self._of:,.0f} virtual seconds, "
                 f"{updates:,} updates, {updates / (now - self._began):,.0f}/s{best}"
@@ -86,8 +86,8 @@ class Sitting:
     def _save(self, cells: list[Cell], outcome: Outcome) -> None:
         for cell in cells:
             record = make(cell, outcome)
-            self.store.add(record)
-            self.say("  " + told(record))
+            kept = self.store.add(record, replace=outcome.complete)
+            self.say("  " + told(record) + ("" if kept else "; not kept, as an older record goes further"))
         if outcome.error:
             self.failed.append(f"{cells[0].key}: {outcome.error}")
 

@@ -71,13 +71,26 @@ def records_of(aim: Target, store: Store, name: str, method: str, swept: Sequenc
 def as_tuned(aim: Target, store: Store, name: str, wish: Wish) -> bool:
     """Whether a figure shows methods as they were tuned: once all that it would show otherwise were run so.
 
-    It asks what one thing changes, and a method at its defaults beside tuned ones would be a second thing.
+    It asks what one thing changes, and a method at its defaults beside tuned ones would be a second thing. Methods
+    that were never tuned there are not waited for.
     """
-    known = {family(record["method"]) for record in store if record["setting"] == name and record["tuned"]}
+    known = _tuned_in(store, name)
     rows = {(method, wish.changes(swept)) for method in aim.methods for swept in aim.values.values()}
     there = [record for record in _long_enough(aim, store, name, wish) if _row_of(record) in rows]
     tuned = {_row_of(record) for record in there if record["tuned"]}
     return bool(tuned) and tuned >= {_row_of(record) for record in there if family(record["method"]) in known}
+
+
+def seeds_done(aim: Target, store: Store, name: str, method: str, swept: Sequence[str]) -> set[int]:
+    """The seeds of a row that need not be run: as tuned, if the method was tuned in the setting at all."""
+    tuned, row = family(method) in _tuned_in(store, name), (method, tuple(swept))
+    found = (record for record in _long_enough(aim, store, name, Wish()) if _row_of(record) == row)
+    return {int(record["seed"]) for record in found if record["tuned"] == tuned}
+
+
+def _tuned_in(store: Store, name: str) -> set[str]:
+    """Methods with a record in the setting for which they had been tuned; AEDFL's variants share its trials."""
+    return {family(record["method"]) for record in store if record["setting"] == name and record["tuned"]}
 
 
 def _long_enough(aim: Target, store: Store, name: str, wish: Wish) -> list[Record]:
@@ -92,7 +105,8 @@ def _row_of(record: Record) -> tuple[str, tuple[str, ...]]:
 def standing(aim: Target, name: str, store: Store, wish: Wish) -> Standing:
     """The figures of a target in one setting; the best of each column is marked, per value of what is varied."""
     until, goal = wish.end(name, aim), setting(name).target
-    average = [final(record["curve"], until) for record in records_of(aim, store, name, "fedavg", (), wish)]
+    alone = next(iter(aim.values.values())) if len(aim.values) == 1 else ()
+    average = [final(record["curve"], until) for record in records_of(aim, store, name, "fedavg", alone, wish)]
     second = FEDAVG_SHARE * mean(average) if average else None
     rows: list[Row] = []
     for value, swept in aim.values.items():

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UserError
 from .curves import LAST, final
-from .plan import Cell, Key, Tuned, Wish, assignments, configure, settings
+from .plan import QUICK, Cell, Key, Tuned, Wish, assignments, configure, settings
 from .records import Record, Store
 
 TARGET = "tune"
@@ -45,6 +45,25 @@ def trials(name: str, method: str, count: int) -> list[dict[str, Any]]:
     if not 1 <= count <= len(lists[method]):
         raise UserError(f"--trials {count}: {method} has {len(lists[method])}, and there must be at least one")
     return list(lists[method][:count])
+
+
+def aim(name: str, wish: Wish) -> Wish:
+    """How far trials go unless a person says it: often less far than the setting's table."""
+    end = None if wish.quick else _grid()["until"].get(name)
+    return wish if wish.until or end is None else replace(wish, until=float(end))
+
+
+def terms(name: str, folder: Path, wish: Wish, count: int) -> tuple[float, int]:
+    """Where trials are compared, and how many there are. A file that is there keeps its own, so that tuning one method
+    leaves what was chosen for others as it is."""
+    path = folder / f"{name}.json"
+    old = json.loads(path.read_text()) if path.exists() else {"methods": {}}
+    if all(one["chosen"] is None for one in old["methods"].values()):
+        return wish.end(name), count
+    before, now = (", ".join(changes) or "nothing" for changes in (old.get("changes", []), wish.changes(())))
+    if before != now:
+        raise UserError(f"{path} holds choices with {before} changed, now it is {now}; name another folder by --out")
+    return float(old["until"]), max(count, int(old["trials"]))
 
 
 def seed() -> int:
@@ -131,6 +150,8 @@ def freeze(name: str, store: Store, until: float, count: int, wish: Wish) -> dic
     _go_further(name, found, store, wish)
     _go_late(name, found, store, wish)
     head = {"setting": name, "rule": RULE, "seed": seed(), "validation": _grid()["validation"]}
+    if changes := wish.changes(()):
+        head["changes"] = list(changes)
     if late := _late(name, wish):
         head["late"] = dict(late)
     content = {**head, "until": until, "trials": count, "methods": found}
@@ -191,7 +212,9 @@ def freeze_again(name: str, store: Store) -> dict[str, Any]:
     path = store.folder / f"{name}.json"
     if path.exists():
         old = json.loads(path.read_text())
-        return freeze(name, store, old["until"], old["trials"], Wish())
+        changes = old.get("changes", [])
+        wish = Wish(quick=QUICK in changes, overrides=tuple(change for change in changes if change != QUICK))
+        return freeze(name, store, old["until"], old["trials"], wish)
     until = min(float(record["until"]) for record in store if record["setting"] == name)
     return freeze(name, store, until, _grid()["trials"], Wish())
 
