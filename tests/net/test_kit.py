@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,5 +63,22 @@ def test_a_word_that_the_model_does_not_have_is_named(tmp_path: Path) -> None:
 
 def test_a_server_without_data_keeps_what_is_known_of_them(reviews: Dataset) -> None:
     empty = kit.blank(config()).task.dataset
-    assert replace(empty, train=reviews.train, test=reviews.test).classes == reviews.classes
-    assert (empty.vocabulary, len(empty.train)) == (WORDS, 1)
+    assert len(empty.train) == len(empty.test) == 1
+    for name in ("name", "classes", "scale", "class_names", "vocabulary"):
+        assert getattr(empty, name) == getattr(reviews, name)
+
+
+def test_a_model_of_ones_own_gets_the_words_if_it_asks_for_them(reviews: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, classes, vocabulary):\n"
+        "        super().__init__(nn.Embedding(vocabulary, 2), nn.Flatten(), nn.Linear(512, classes))\n"
+        "class Plain(nn.Sequential):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__(nn.Embedding(50, 2), nn.Flatten(), nn.Linear(512, classes))\n"
+    )
+    for name, words in (("Net", WORDS), ("Plain", 50)):
+        found = kit.gather(config(), model=f"{tmp_path / 'net.py'}:{name}").task.module
+        assert isinstance(found, torch.nn.Sequential) and isinstance(found[0], torch.nn.Embedding)
+        assert found[0].num_embeddings == words

@@ -11,7 +11,7 @@ import pytest
 from aedfl.algorithms import METHODS
 from aedfl.errors import UserError
 from aedfl.reproduce.collect import collect
-from aedfl.reproduce.plan import FIRST_SEED
+from aedfl.reproduce.plan import FIRST_SEED, setting
 from aedfl.reproduce.pool import Outcome
 from aedfl.reproduce.records import CURVE, Store, code_version, key_of
 from aedfl.reproduce.sitting import Sitting, todo
@@ -102,10 +102,13 @@ def test_what_comes_after_a_line_that_was_cut_off_is_not_lost(tmp_path: Path) ->
 
 
 def test_a_run_of_the_present_config_replaces_a_longer_one_of_another(tmp_path: Path) -> None:
-    cell = tiny("fedavg", until=20.0)
+    end = setting("digits-cnn").end
+    cell, short = tiny("fedavg", until=end), tiny("fedavg", until=20.0)
     old = record("fedavg", [0.1, 0.2, 0.3], setting="digits-cnn", changes=list(cell.key.changes), config="old")
     store = store_of(tmp_path, old)
-    assert todo([cell], store) == [cell]
+    assert end < old["reached"] and todo([cell], store) == [cell]
+    Sitting(store, quiet).run([short])
+    assert [one["config"] for one in Store(store.folder)] == ["old"], "one that ends before its table replaces nothing"
     Sitting(store, quiet).run([cell])
     assert todo([cell], Store(store.folder)) == []
 
@@ -118,7 +121,9 @@ def test_a_run_that_is_cut_does_not_replace_a_longer_one_and_says_so(tmp_path: P
     row = {**dict.fromkeys(CURVE, 0.1), "time": 10.0, "costs": {}}
     row |= {name: 0.0 for name in ("consensus", "samples", "wall")}
     Sitting(store, lines.append)._save([cell], Outcome([row], complete=False))
-    assert lines[-1].endswith("not kept, as an older record goes further")
+    assert lines[-1].endswith("; the record of before goes further")
+    Sitting(store, lines.append)._save([cell], Outcome([], complete=False, error="out of memory"))
+    assert lines[-1].endswith("failed: out of memory")
     assert [one["config"] for one in Store(store.folder)] == ["old"]
 
 

@@ -117,8 +117,23 @@ def test_every_record_can_be_run_again_by_its_command() -> None:
         assert not asked
         runs = cells(target(name), wish, tuned if record["tuned"] else {})
         assert record["config"] in {one.identity for one in runs}, record["command"]
-    for record in Store(RESULTS / "tuning"):
-        assert shlex.split(record["command"])[:4] == ["aedfl", "reproduce", tune.TARGET, record["setting"]]
+
+
+def test_every_trial_is_one_that_its_command_runs() -> None:
+    for path in (RESULTS / "tuning").glob("*.json"):
+        content, methods = json.loads(path.read_text()), tune.methods()
+        planned = [
+            *tune.plan(path.stem, methods, content["trials"], Wish()),
+            *tune.plan_further(path.stem, methods, content, Wish()),
+            *tune.plan_late(path.stem, methods, content, Wish()),
+        ]
+        trials = {record["config"]: record for record in Store(RESULTS / "tuning") if record["setting"] == path.stem}
+        replaced = set(trials) - {one.identity for one in planned}
+        assert len(planned) + len(replaced) == len(trials)
+        assert len(replaced) <= 1 and all(trials[one]["method"] == "aedfl" for one in replaced), "as the docs say"
+        for record in trials.values():
+            words = ["aedfl", "reproduce", tune.TARGET, record["setting"], "--methods", record["method"]]
+            assert shlex.split(record["command"])[:6] == words
 
 
 def test_a_cheap_cell_comes_out_as_published(tmp_path: Path) -> None:

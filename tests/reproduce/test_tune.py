@@ -133,7 +133,9 @@ def test_what_is_frozen_keeps_its_terms_whatever_is_tuned_next(tmp_path: Path) -
     for i in range(4):
         store.add(trial("fedprox", i, [0.1, 0.2, 0.3]))
     tune.freeze("cifar10-lenet", store, 1000.0, 4, Wish())
-    assert tune.terms("cifar10-lenet", tmp_path, Wish(until=1700.0), 2) == (1000.0, 4)
+    assert tune.terms("cifar10-lenet", tmp_path, Wish(until=1700.0), None) == (1000.0, 4)
+    with pytest.raises(UserError, match=r"--trials 2: .*cifar10-lenet.json has 4 of each method"):
+        tune.terms("cifar10-lenet", tmp_path, Wish(until=1700.0), 2)
     with pytest.raises(UserError, match="with nothing changed, now it is devices=4"):
         tune.terms("cifar10-lenet", tmp_path, Wish(overrides=("devices=4",)), 4)
 

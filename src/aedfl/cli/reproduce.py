@@ -120,7 +120,7 @@ def _command(name: str) -> Callable[..., None]:
         except KeyboardInterrupt:
             raise Interrupted("finished cells are kept; go on by the same command") from None
         if not records_only:
-            _publish(name, sitting.store, wish, folder if out or wish.quick else _own(name, wish))
+            _publish(name, sitting.store, wish, folder if out or wish.quick else _own(name, wish, tuning))
         _verdict(sitting.failed)
 
     return command
@@ -134,13 +134,14 @@ def _share(given: str | None) -> tuple[int, int]:
     return int(place), int(count)
 
 
-def _own(name: str, wish: Wish) -> Path:
-    """Where a table or figure goes: what is run to another end or with other keys must not take the published one's
-    place."""
+def _own(name: str, wish: Wish, tuning: Path | None) -> Path:
+    """Where a table or figure goes: what is run to another end, with other keys or of other methods must not take the
+    published one's place."""
     from ..reproduce.plan import target
 
-    is_published = wish.until is None and not wish.changes(()) and set(wish.settings) <= set(target(name).settings)
-    return RESULTS if is_published else OWN
+    aim = target(name)
+    known = set(wish.settings) <= set(aim.settings) and set(wish.methods) <= set(aim.methods)
+    return RESULTS if known and wish.until is None and not wish.changes(()) and tuning is None else OWN
 
 
 def _publish(name: str, store: Store, wish: Wish, folder: Path) -> None:
@@ -212,7 +213,7 @@ def status(
 def tune(
     setting: Annotated[str, typer.Argument(help="The setting, such as cifar10-lenet.")],
     methods: Methods = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of each method.")] = 4,
+    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials of each method; 4 by default.")] = None,
     out: Out = None,
     minutes: Minutes = None,
     until: Until = None,
@@ -248,7 +249,7 @@ def tune(
 
     tried = wish.methods or tuning.methods()
     try:
-        sitting.run(tuning.plan(setting, tried, trials, wish))
+        sitting.run(tuning.plan(setting, tried, count, wish))
         sitting.run(tuning.plan_further(setting, tried, frozen(), wish))
         sitting.run(tuning.plan_late(setting, tried, frozen(), wish))
     except KeyboardInterrupt:

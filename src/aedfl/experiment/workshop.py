@@ -231,10 +231,8 @@ class Rows:
 def module_for(config: RunConfig, dataset: Dataset, name: str | None = None) -> nn.Module:
     """The run's model, or another one by name, for samples of a data set; it knows the words that the data have."""
     options = dict(config.model.options) if name in (None, config.model.name) else {}
-    if dataset.vocabulary is not None:
-        options.setdefault("vocabulary", dataset.vocabulary)
-    seed = torch_seed(config.seed, "model")
-    return models.build(name or config.model.name, dataset.input_shape, dataset.classes or 1, seed=seed, **options)
+    given = {"seed": torch_seed(config.seed, "model"), "words": dataset.vocabulary, **options}
+    return models.build(name or config.model.name, dataset.input_shape, dataset.classes or 1, **given)
 
 
 def _device(engine: Engine) -> str:

@@ -42,10 +42,13 @@ def load(path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build_own(path: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
-    """Calls what `path` names with those of `input_shape` and `classes` that its signature takes."""
+def build_own(
+    path: str, input_shape: tuple[int, ...], classes: int, words: int | None = None, **options: Any
+) -> nn.Module:
+    """Calls what `path` names with those of `input_shape`, `classes` and `vocabulary` that its signature takes."""
     factory = load(path)
-    known = {"input_shape": input_shape, "classes": classes}
+    known: dict[str, Any] = {"input_shape": input_shape, "classes": classes}
+    known |= {} if words is None else {"vocabulary": words}
     parameters = inspect.signature(factory).parameters
     given = {name: value for name, value in known.items() if name in parameters} | options
     try:

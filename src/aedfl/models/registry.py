@@ -38,8 +38,18 @@ BUILDERS: dict[str, Builder] = {name: builder for name, (builder, _) in IMAGE_MO
 NAMES = tuple(sorted(BUILDERS))
 
 
-def build(name: str, input_shape: Sequence[int], classes: int, *, seed: int | None = None, **options: Any) -> nn.Module:
+def build(
+    name: str,
+    input_shape: Sequence[int],
+    classes: int,
+    *,
+    seed: int | None = None,
+    words: int | None = None,
+    **options: Any,
+) -> nn.Module:
     """A new model for samples of `input_shape` (channels, side, side; or tokens) and `classes` outputs.
+
+    `words` is how many tokens the data have; a model that takes a `vocabulary` gets it, unless an option says another.
 
     `name` is one of `NAMES`, or 'package.module:Class' or 'file.py:Class' for a user's own. With a `seed` the
     start values are a function of it, and PyTorch's global generator is left as it was; without one they
@@ -50,11 +60,13 @@ def build(name: str, input_shape: Sequence[int], classes: int, *, seed: int | No
         if seed is not None:
             torch.manual_seed(seed)
         if ":" in name:
-            return build_own(name, shape, classes, **options)
-        return _built_in(name, shape, classes, options)
+            return build_own(name, shape, classes, words, **options)
+        return _built_in(name, shape, classes, words, options)
 
 
-def _built_in(name: str, shape: tuple[int, ...], classes: int, options: dict[str, Any]) -> nn.Module:
+def _built_in(
+    name: str, shape: tuple[int, ...], classes: int, words: int | None, options: dict[str, Any]
+) -> nn.Module:
     if name not in BUILDERS:
         raise UserError(f"model {name!r} is not known{_nearest(name, NAMES)}; allowed are {', '.join(NAMES)}")
     builder = BUILDERS[name]
@@ -63,6 +75,8 @@ def _built_in(name: str, shape: tuple[int, ...], classes: int, options: dict[str
         if option not in allowed:
             listed = ", ".join(allowed) or "none"
             raise UserError(f"model {name} has no option {option!r}{_nearest(option, allowed)}; it has: {listed}")
+    if words is not None and "vocabulary" in allowed:
+        options = {"vocabulary": words, **options}
     return builder(classes, *_arguments(name, shape), **options)
 
 

@@ -16,7 +16,7 @@ from .standing import standing
 def shown(base: Target, wish: Wish) -> Target:
     """What of a target is written: all of it, but for a small or a changed version what was asked for."""
     aim = wish.narrow(base)
-    if wish.quick or wish.overrides or not set(aim.settings) <= set(base.settings):
+    if wish.changes(()) or not set(aim.settings) <= set(base.settings):
         return aim
     return replace(base, methods=(*base.methods, *(one for one in aim.methods if one not in base.methods)))
 

@@ -92,10 +92,8 @@ class Store:
             return False
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{record['setting']}.jsonl"
-        if path.exists() and not path.read_text().endswith("\n"):
-            self.tidy()  # the last line was cut off; what follows it would be lost as well
-            return True
         with path.open("a") as file:
+            _end_line(path)
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
@@ -157,6 +155,17 @@ def _commit(root: Path) -> str | None:
     except OSError:
         return None
     return asked.stdout.strip() or None if asked.returncode == 0 else None
+
+
+def _end_line(path: Path) -> None:
+    """Cuts a last line off that was not written to its end: what follows it would be lost as well."""
+    with path.open("rb+") as file:
+        if not file.seek(0, os.SEEK_END):
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _line(record: Record) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..experiment.progress import Live, Progress
-from .plan import Cell, setting
+from .plan import QUICK, Cell, Wish, setting, targets
 from .pool import Clock, Outcome, Pool
 from .records import Record, Store, make
 
@@ -86,8 +86,8 @@ class Sitting:
     def _save(self, cells: list[Cell], outcome: Outcome) -> None:
         for cell in cells:
             record = make(cell, outcome)
-            kept = self.store.add(record, replace=outcome.complete)
-            self.say("  " + told(record) + ("" if kept else "; not kept, as an older record goes further"))
+            kept = self.store.add(record, replace=outcome.complete and _is_whole(cell))
+            self.say("  " + told(record) + ("" if kept or outcome.error else "; the record of before goes further"))
         if outcome.error:
             self.failed.append(f"{cells[0].key}: {outcome.error}")
 
@@ -114,6 +114,12 @@ def todo(cells: Sequence[Cell], store: Store) -> list[Cell]:
             own = {"changes": list(cell.key.changes), "tuned": cell.key.tuned}
             store.add({**same, **own, "target": cell.target, "command": cell.command}, replace=True)
     return left
+
+
+def _is_whole(cell: Cell) -> bool:
+    """Whether it goes as far as its table or figure; a shorter one takes nobody's place."""
+    wish = Wish(quick=QUICK in cell.key.changes)
+    return (cell.config.stop.virtual_seconds or 0.0) >= wish.end(cell.key.setting, targets().get(cell.target))
 
 
 def told(record: Record) -> str:

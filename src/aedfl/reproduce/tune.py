@@ -53,17 +53,19 @@ def aim(name: str, wish: Wish) -> Wish:
     return wish if wish.until or end is None else replace(wish, until=float(end))
 
 
-def terms(name: str, folder: Path, wish: Wish, count: int) -> tuple[float, int]:
+def terms(name: str, folder: Path, wish: Wish, count: int | None) -> tuple[float, int]:
     """Where trials are compared, and how many there are. A file that is there keeps its own, so that tuning one method
     leaves what was chosen for others as it is."""
     path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {"methods": {}}
     if all(one["chosen"] is None for one in old["methods"].values()):
-        return wish.end(name), count
+        return wish.end(name), count or int(_grid()["trials"])
+    if count not in (None, old["trials"]):
+        raise UserError(f"--trials {count}: {path} has {old['trials']} of each method; name another folder by --out")
     before, now = (", ".join(changes) or "nothing" for changes in (old.get("changes", []), wish.changes(())))
     if before != now:
         raise UserError(f"{path} holds choices with {before} changed, now it is {now}; name another folder by --out")
-    return float(old["until"]), max(count, int(old["trials"]))
+    return float(old["until"]), int(old["trials"])
 
 
 def seed() -> int:
