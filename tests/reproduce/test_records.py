@@ -76,9 +76,10 @@ def test_shorter_and_failed_ones_do_not_replace_longer_ones(tmp_path: Path) -> N
 
 def test_another_config_replaces_a_longer_one_only_when_told(tmp_path: Path) -> None:
     store = store_of(tmp_path, record("fedavg", [0.1, 0.2, 0.3]))
-    other = record("fedavg", [0.1, 0.9], end=400, config="new")
-    assert not store.add(other)
-    assert store.add(other, replace=True)
+    for end in (400, 1000):
+        assert not store.add(record("fedavg", [0.1, 0.9], end=end, config="new")), "nor one that goes just as far"
+    assert store.add(record("fedavg", [0.1, 0.9], end=2000, config="new"))
+    assert store.add(record("fedavg", [0.1, 0.9], end=400, config="newer"), replace=True)
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:

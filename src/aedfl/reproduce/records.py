@@ -109,10 +109,13 @@ class Store:
             partial.replace(path)
 
     def _keep(self, record: Record, replace: bool) -> bool:
+        """One of the same config takes the place of one that does not go further, one of another config of a shorter
+        one; or, with `replace`, of any."""
         old = self._found.get(key_of(record))
-        other = old is not None and old["config"] != record["config"]
-        if old is not None and not (replace and other) and _worth(record) < _worth(old):
-            return False
+        if old is not None:
+            before, now, same = _worth(old), _worth(record), old["config"] == record["config"]
+            if not (now >= before if same else replace or now > before):
+                return False
         self._found[key_of(record)] = record
         return True
 
