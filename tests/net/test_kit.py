@@ -77,6 +77,7 @@ def test_a_model_of_ones_own_gets_the_words_if_it_asks_for_them(reviews: Dataset
         "class Plain(nn.Sequential):\n"
         "    def __init__(self, classes):\n"
         "        super().__init__(nn.Embedding(50, 2), nn.Flatten(), nn.Linear(512, classes))\n"
+        "        self[0].positions = nn.Embedding(3, 2)  # fewer than words, and none of them\n"
     )
     for name, words in (("Net", WORDS), ("Plain", 50)):
         found = kit.gather(config(), model=f"{tmp_path / 'net.py'}:{name}").task.module

@@ -38,7 +38,7 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="DIR",
-        help="Where records, tables and plots lie; results by default, and runs for tables and plots of a changed run.",
+        help="Where records, tables and plots lie; results by default (runs/reproduce-own for pages of a changed run).",
     ),
 ]
 Minutes = Annotated[

@@ -158,13 +158,14 @@ def _kit(config: RunConfig, dataset: Dataset, model: str | None, rows: Rows | No
 
 
 def _check_words(module: nn.Module, dataset: Dataset) -> None:
-    """A device's own tokens must be words that the model of all has."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding) and (dataset.vocabulary or 0) > layer.num_embeddings:
-            raise UserError(
-                f"the data have token {(dataset.vocabulary or 0) - 1}, but the model has {layer.num_embeddings} words, "
-                "counted from 0; the run's model.options.vocabulary says how many"
-            )
+    """A device's own tokens must be words that the model of all has; its largest embedding is taken for that of words,
+    others may be of positions."""
+    words = max((layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)), default=None)
+    if words is not None and dataset.vocabulary is not None and dataset.vocabulary > words:
+        raise UserError(
+            f"the data have token {dataset.vocabulary - 1}, but the model has {words} words, counted from 0; "
+            "the run's model.options.vocabulary says how many"
+        )
 
 
 def _private(
