@@ -37,6 +37,11 @@ def methods() -> list[str]:
     return list(_grid()["methods"])
 
 
+def number(name: str) -> int:
+    """How many trials each method has in a setting."""
+    return int(_grid()["trials_in"].get(name, _grid()["trials"]))
+
+
 def trials(name: str, method: str, count: int) -> list[dict[str, Any]]:
     """The keys that each trial changes; the first changes none."""
     lists: Mapping[str, Any] = {**_grid()["methods"], **_grid().get("settings", {}).get(name, {})}
@@ -59,7 +64,7 @@ def terms(name: str, folder: Path, wish: Wish, count: int | None) -> tuple[float
     path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {"methods": {}}
     if all(one["chosen"] is None for one in old["methods"].values()):
-        return wish.end(name), count or int(_grid()["trials"])
+        return wish.end(name), count or number(name)
     if count not in (None, old["trials"]):
         raise UserError(f"--trials {count}: {path} has {old['trials']} of each method; name another folder by --out")
     before, now = (", ".join(changes) or "nothing" for changes in (old.get("changes", []), wish.changes(())))
@@ -117,7 +122,7 @@ def _pair(chosen: Mapping[str, Any], keys: Mapping[str, Any]) -> list[dict[str, 
 def _further(name: str, method: str, best: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of the trial that comes after the others."""
     grid = _grid()
-    return {**best, **grid["further"], **grid["further_in"].get(name, {}), **grid["further_of"].get(method, {})}
+    return {**best, **grid["further"], **grid["further_of"].get(method, {})}
 
 
 def _cell(name: str, method: str, keys: Mapping[str, Any], wish: Wish, late: Mapping[str, Any] | None = None) -> Cell:
@@ -218,7 +223,7 @@ def freeze_again(name: str, store: Store) -> dict[str, Any]:
         wish = Wish(quick=QUICK in changes, overrides=tuple(change for change in changes if change != QUICK))
         return freeze(name, store, old["until"], old["trials"], wish)
     until = min(float(record["until"]) for record in store if record["setting"] == name)
-    return freeze(name, store, until, _grid()["trials"], Wish())
+    return freeze(name, store, until, number(name), Wish())
 
 
 def _reached(record: Record | None) -> float:
