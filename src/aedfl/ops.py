@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,9 @@ from .placement import parts
 from .rules.merge import weighted_mean
 from .rules.reduce import norm
 from .task import Task
+from .training.gradients import batched_gradients
 from .training.plan import Indices
+from .training.traits import spread
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,35 @@ class HeldOut(Op):
     outputs: ClassVar[int] = 2
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        return [self._one(*job) for job in jobs]
+        if len(jobs) == 1 or self.task.device.type != "cuda" or not self.task.stacks:
+            return [self._one(*job) for job in jobs]
+        found: list[tuple[Tensor, ...]] = [()] * len(jobs)
+        for count in {len(rows) for *_, rows in jobs}:
+            same = [at for at, (*_, rows) in enumerate(jobs) if len(rows) == count]
+            for part in parts(len(same), self._bytes(count)):
+                for at, result in zip(same[part], self.together([jobs[at] for at in same[part]]), strict=True):
+                    found[at] = result
+        return found
+
+    def _bytes(self, count: int) -> int:
+        """That one job with so many samples takes beside others."""
+        x, _ = self.task.gather(torch.zeros(1, dtype=torch.int64))
+        return 12 * (count * spread(self.task.module, x) + self.task.layout.size)
+
+    def together(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        """All jobs at once, each with as many samples: for a GPU, which a single model leaves idle."""
+        task = self.task
+        vectors, masks, rows = zip(*jobs, strict=True)
+        x, y = task.gather(torch.from_numpy(np.stack(rows)).to(task.device))
+        whole = [v if mask is None else v * mask for v, mask in zip(vectors, masks, strict=True)]
+        weights, buffers = torch.stack(whole).float().split_with_sizes(
+            [task.layout.parameters, task.layout.size - task.layout.parameters], 1
+        )
+        slopes = batched_gradients(task, task.evaluation_module.module)
+        keys = torch.zeros(len(jobs), dtype=torch.int64, device=task.device)
+        gradients, (losses, _) = slopes(weights, buffers, x, y, torch.ones(y.shape[:2], device=task.device), keys)
+        kept = [g if mask is None else g * mask[: g.numel()] for g, mask in zip(gradients, masks, strict=True)]
+        return list(zip(losses.unbind(), kept, strict=True))
 
     def _one(self, vector: Tensor, mask: Tensor | None, rows: Indices) -> tuple[Tensor, ...]:
         task = self.task

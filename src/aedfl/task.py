@@ -196,6 +196,13 @@ class Task:
         return module.eval()
 
     @cached_property
+    def stacks(self) -> bool:
+        """Whether many models of this kind can be treated as one: known layers only, and a mean over samples."""
+        from .training.grouped import supports
+
+        return supports(self)
+
+    @cached_property
     def evaluation_module(self) -> FlatModule:
         """The one that ops use where they need gradients; by one thread only."""
         return self.make_evaluation_module()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 from math import ceil, cos, pi
+from typing import Any
 
 import pytest
 import torch
@@ -189,6 +190,26 @@ def test_dispfl_regrows_as_by_sorting(kept: list[tuple[bool, int, int]], share: 
         expected[at] = True
     sizes, slopes = (torch.tensor([float(row[column]) for row in kept]) for column in (1, 2))
     assert dispfl.regrow(sizes, torch.tensor(mask), slopes, share).tolist() == expected
+
+
+@given(st.data())
+def test_dispfl_regrows_many_models_as_each_alone(data: st.DataObject) -> None:
+    """What a GPU does, here on a CPU: with equal numbers, signed zeros and no numbers at all, in two layers."""
+    models, size = data.draw(st.integers(1, 4)), 14
+    numbers = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, 1e-30, torch.inf, -torch.inf, torch.nan])
+
+    def drawn(of: st.SearchStrategy[Any]) -> Any:
+        return data.draw(st.lists(of, min_size=size, max_size=size))
+
+    work = [
+        (torch.tensor(drawn(numbers)), torch.tensor(drawn(st.booleans())), torch.tensor(drawn(numbers)), share)
+        for share in data.draw(st.lists(st.floats(0.0, 1.0), min_size=models, max_size=models))
+    ]
+    layout = Layout.of(nn.Linear(6, 2))
+    op = dispfl.Regrow(tuple(entry for entry in layout.entries if entry.trainable))
+    assert layout.size == size
+    for together, (alone,) in zip(op.together(work), op.run(work), strict=True):
+        assert together.tolist() == alone.tolist()
 
 
 def test_dispfl_keeps_its_density_when_a_model_is_no_number() -> None:

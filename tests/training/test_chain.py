@@ -189,6 +189,18 @@ def test_held_out_losses_and_gradients_are_those_of_autograd(name: str) -> None:
     assert not gradient[~mask].any()
 
 
+@pytest.mark.parametrize("name", ["lenet5", "resnet8", "textcnn"])
+def test_held_out_gradients_of_many_models_at_once_are_those_of_each_alone(name: str) -> None:
+    """What a GPU does, here on a CPU: some with a mask, and different samples each."""
+    task = Task(built_in(name).module, built_in(name).dataset, kernels=False)
+    mask = torch.rand(task.layout.size, generator=torch.Generator().manual_seed(1)) < 0.7
+    work = [(job.vector, None if at % 2 else mask, np.array([at, 0, 7 - at])) for at, job in enumerate(jobs(task))]
+    op = HeldOut(task)
+    assert task.stacks
+    for ours, (alone,) in zip(op.together(work), ([result] for one in work for result in op.run([one])), strict=True):
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-6)
+
+
 def test_an_infinite_weight_spoils_nothing_else() -> None:
     """As a class that is switched off: nothing times infinity would be no number."""
     task = own(dense())

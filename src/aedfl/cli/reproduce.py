@@ -213,7 +213,9 @@ def status(
 def tune(
     setting: Annotated[str, typer.Argument(help="The setting, such as cifar10-lenet.")],
     methods: Methods = None,
-    trials: Annotated[int | None, typer.Option("--trials", min=1, help="Trials of each method; 4 by default, 3 where runs are dear.")] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", min=1, help="Trials of each method; 4 by default, 2 where runs are dear.")
+    ] = None,
     out: Out = None,
     minutes: Minutes = None,
     until: Until = None,
