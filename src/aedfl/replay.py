@@ -115,7 +115,8 @@ def _abandon(graph: Any) -> None:
 def copies(rows: Sequence[Tensor]) -> list[Tensor]:
     """Rows of a table as tensors of their own, so that none keeps the table alive; on a GPU in one launch."""
     own = list(rows)
-    return list(torch._foreach_mul(own, 1.0)) if own[0].is_cuda else [row.clone() for row in own]
+    fast = own[0].is_cuda and own[0].is_floating_point()
+    return list(torch._foreach_mul(own, 1.0)) if fast else [row.clone() for row in own]
 
 
 @dataclass(eq=False)

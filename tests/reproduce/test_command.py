@@ -161,6 +161,7 @@ def test_shares_do_everything_once_between_them() -> None:
         (("table1", "--set", "training.lr=fast"), "training.lr = 'fast'"),
         (("fig-c", "--device", "tpu"), "engine.device = 'tpu'"),
         (("tune", "digits"), "unknown setting 'digits'; did you mean 'digits-cnn'?"),
+        (("tune", "digits-cnn", "-p", "2", "--at-once", "3"), "--at-once is 3; with --processes 2, 1 is allowed"),
         (("tune", "digits-cnn", "--trials", "9"), "--trials 9: aedfl has 4, and there must be at least one"),
         (("tune", "digits-cnn", "--methods", "aedfl-p"), "method 'aedfl-p' has no trials to tune"),
         (("collect", "nowhere"), "nowhere does not exist"),

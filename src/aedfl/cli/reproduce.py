@@ -56,6 +56,10 @@ Overrides = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or auto.")]
 AtOnce = Annotated[int | None, typer.Option("--at-once", min=1, help="Runs that share one batch.")]
+Processes = Annotated[
+    int,
+    typer.Option("--processes", "-p", min=1, metavar="N", help="Run N at once, each in a process with its own cores."),
+]
 Tuning = Annotated[
     Path | None,
     typer.Option("--tuning", metavar="DIR", help="Where tables find what tuning chose; results/tuning by default."),
@@ -103,6 +107,7 @@ def _command(name: str) -> Callable[..., None]:
         checkpoints: Checkpoints = None,
         records_only: RecordsOnly = False,
         share: Share = None,
+        processes: Processes = 1,
     ) -> None:
         from ..reproduce import plan
         from ..reproduce.pool import Clock
@@ -114,7 +119,8 @@ def _command(name: str) -> Callable[..., None]:
         wish = _wish(settings, methods, seeds, overrides, quick, until, data, device)
         folder = out or (QUICK if quick else RESULTS)
         wanted = plan.cells(plan.target(name), wish, frozen(tuning or RESULTS / "tuning"))
-        sitting = Sitting(Store(folder / "records"), _say, clock, at_once, checkpoints, share=_share(share))
+        shares = _share(share), _processes(processes, at_once)
+        sitting = Sitting(Store(folder / "records"), _say, clock, at_once, checkpoints, *shares)
         try:
             sitting.run(wanted)
         except KeyboardInterrupt:
@@ -132,6 +138,12 @@ def _share(given: str | None) -> tuple[int, int]:
     if not (slash and place.isdecimal() and count.isdecimal() and 1 <= int(place) <= int(count)):
         raise UserError(f"--share is '{given}'; allowed is K/N with K from 1 to N, such as 2/8")
     return int(place), int(count)
+
+
+def _processes(count: int, at_once: int | None) -> int:
+    if count > 1 and at_once not in (None, 1):
+        raise UserError(f"--at-once is {at_once}; with --processes {count}, 1 is allowed: each process has one run")
+    return count
 
 
 def _own(name: str, wish: Wish, tuning: Path | None) -> Path:
@@ -226,6 +238,7 @@ def tune(
     at_once: AtOnce = None,
     checkpoints: Checkpoints = None,
     share: Share = None,
+    processes: Processes = 1,
 ) -> None:
     """Try a few hyper-parameters of each method on validation data, then the best with weight decay; freeze what wins.
 
@@ -243,7 +256,7 @@ def tune(
     plan.setting(setting)
     wish = tuning.aim(setting, _wish(None, methods, None, overrides, quick, until, data, device))
     store = Store((out or (QUICK if quick else RESULTS)) / "tuning")
-    sitting = Sitting(store, _say, clock, at_once, checkpoints, share=_share(share))
+    sitting = Sitting(store, _say, clock, at_once, checkpoints, _share(share), _processes(processes, at_once))
     end, count = tuning.terms(setting, store.folder, wish, trials)
 
     def frozen() -> dict[str, Any]:

@@ -10,9 +10,11 @@ from itertools import groupby
 from pathlib import Path
 
 from ..errors import UserError
+from ..experiment.config import RunConfig
 from ..experiment.progress import Live, Progress
 from .plan import QUICK, Cell, Wish, setting, targets
 from .pool import Clock, Outcome, Pool
+from .processes import Processes
 from .records import Record, Store, make
 
 Say = Callable[[str], None]
@@ -59,6 +61,8 @@ class Sitting:
     checkpoints: Path | None = None
     share: tuple[int, int] = (1, 1)
     """(2, 8): the second of eight shares of a setting's runs; others do the rest."""
+    processes: int = 1
+    """More than one: so many runs at once, each in a process of its own, instead of runs that share batches."""
     failed: list[str] = field(default_factory=list)
     """A sentence for each cell or setting that could not be run."""
 
@@ -75,13 +79,17 @@ class Sitting:
         self.say(f"{setting(name).title}: {len(own) - len(left)} of {len(own)} cells done, {len(jobs)} runs to go")
         if not jobs or self.clock.left <= 0:
             return
-        pool = Pool(jobs, self._save, self.clock, self.at_once or setting(name).at_once, teller(self.say), self.say)
-        pool.checkpoints = self.checkpoints
         try:
-            pool.run()
+            self._pool(name, jobs).run()
         except UserError as error:
             self.failed.append(f"{name}: {error}")
             self.say(f"  {error}")
+
+    def _pool(self, name: str, jobs: list[tuple[list[Cell], RunConfig]]) -> Pool[list[Cell]] | Processes[list[Cell]]:
+        told = teller(self.say), self.say, self.checkpoints
+        if self.processes > 1:
+            return Processes(jobs, self._save, self.clock, self.processes, *told)
+        return Pool(jobs, self._save, self.clock, self.at_once or setting(name).at_once, *told)
 
     def _save(self, cells: list[Cell], outcome: Outcome) -> None:
         for cell in cells:
