@@ -16,12 +16,16 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from ..experiment.config import RunConfig
 from ..experiment.progress import Progress, Silent, Together
 from .pool import Clock, Outcome, Pool
 
 Tag = TypeVar("Tag")
 
+MPS = "/tmp/nvidia-mps"
+"""Where CUDA's service for several processes listens unless it is told otherwise."""
 LEAD = 0.04
 """Share of its length by which a run may be ahead of the last one when time is short."""
 EVERY = 0.2
@@ -65,6 +69,8 @@ class Processes(Generic[Tag]):
         left = dict(enumerate(self.jobs))
         voices = self._voices(Together(self.progress, len(self.jobs)))
         count = min(self.count, len(left))
+        if torch.cuda.is_available() and not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS)).exists():
+            self.say("  processes take turns on the GPU; started before, nvidia-cuda-mps-control -d lets them share it")
         while left and self.clock.left > 0:
             try:
                 self._sitting(left, count, voices)
@@ -182,8 +188,6 @@ _DESKS: list[_Desk] = []
 
 def _settle(places: Any, count: int, board: Board, limit: float | None) -> None:
     """A process begins: the parent alone is interrupted, and each has cores of its own."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = places.get()
     if hasattr(os, "sched_setaffinity") and not torch.cuda.is_available():
