@@ -12,12 +12,12 @@ from torch import Tensor
 
 from .graph import Job, Op
 from .placement import parts
+from .replay import copies
 from .rules.merge import weighted_mean
 from .rules.reduce import norm
 from .task import Task
 from .training.gradients import batched_gradients
 from .training.plan import Indices
-from .training.traits import spread
 
 
 @dataclass(frozen=True)
@@ -166,20 +166,19 @@ class HeldOut(Op):
     outputs: ClassVar[int] = 2
 
     def run(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
-        if len(jobs) == 1 or self.task.device.type != "cuda" or not self.task.stacks:
-            return [self._one(*job) for job in jobs]
+        if len(jobs) > 1 and self.task.device.type == "cuda" and self.task.stacks:
+            return self.by_count(jobs)
+        return [self._one(*job) for job in jobs]
+
+    def by_count(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
+        """Those with as many samples together, as many at once as there is room for."""
         found: list[tuple[Tensor, ...]] = [()] * len(jobs)
         for count in {len(rows) for *_, rows in jobs}:
             same = [at for at, (*_, rows) in enumerate(jobs) if len(rows) == count]
-            for part in parts(len(same), self._bytes(count)):
+            for part in parts(len(same), 12 * (count * self.task.spread + self.task.layout.size)):
                 for at, result in zip(same[part], self.together([jobs[at] for at in same[part]]), strict=True):
                     found[at] = result
         return found
-
-    def _bytes(self, count: int) -> int:
-        """That one job with so many samples takes beside others."""
-        x, _ = self.task.gather(torch.zeros(1, dtype=torch.int64))
-        return 12 * (count * spread(self.task.module, x) + self.task.layout.size)
 
     def together(self, jobs: Sequence[Job]) -> list[tuple[Tensor, ...]]:
         """All jobs at once, each with as many samples: for a GPU, which a single model leaves idle."""
@@ -193,7 +192,8 @@ class HeldOut(Op):
         slopes = batched_gradients(task, task.evaluation_module.module)
         keys = torch.zeros(len(jobs), dtype=torch.int64, device=task.device)
         gradients, (losses, _) = slopes(weights, buffers, x, y, torch.ones(y.shape[:2], device=task.device), keys)
-        kept = [g if mask is None else g * mask[: g.numel()] for g, mask in zip(gradients, masks, strict=True)]
+        own = zip(copies(gradients.unbind()), masks, strict=True)
+        kept = [gradient if mask is None else gradient * mask[: len(gradient)] for gradient, mask in own]
         return list(zip(losses.unbind(), kept, strict=True))
 
     def _one(self, vector: Tensor, mask: Tensor | None, rows: Indices) -> tuple[Tensor, ...]:

@@ -244,6 +244,12 @@ class Task:
         return kept if torch.equal(groups.expand(kept), mask) else None
 
     @cached_property
+    def spread(self) -> int:
+        """Numbers that stand for one sample between the layers, all together."""
+        x, _ = self.gather(torch.arange(1))
+        return traits.spread(self.module, x)
+
+    @cached_property
     def output_size(self) -> int:
         """Numbers that the model says about one sample."""
         x, _ = self.gather(torch.arange(1))

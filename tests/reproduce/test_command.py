@@ -63,6 +63,15 @@ def test_time_that_is_up_ends_cleanly_and_is_made_up_for_later() -> None:
     assert len(list(Store(Path("here/records")))) == 1
 
 
+def test_cells_run_in_processes_of_their_own() -> None:
+    asked = ("table2", "--settings", "digits-cnn", "--methods", "fedavg,fedprox", "--seeds", "1", *SMALL)
+    assert reproduce(*asked, "--out", "alone").exit_code == 0
+    result = reproduce(*asked, "--out", "beside", "--processes", "2")
+    assert result.exit_code == 0, result.output
+    curves = [{one["method"]: one["curve"] for one in Store(Path(out) / "records")} for out in ("alone", "beside")]
+    assert set(curves[0]) == {"fedavg", "fedprox"} and curves[0] == curves[1]
+
+
 def test_tuned_values_are_used_by_the_tables() -> None:
     tuned = reproduce("tune", "digits-cnn", "--methods", "fedavg", "--trials", "2", "--out", "results", *SMALL)
     assert tuned.exit_code == 0, tuned.output

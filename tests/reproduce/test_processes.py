@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import threading
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from aedfl.errors import UserError
 from aedfl.reproduce.plan import Cell
 from aedfl.reproduce.pool import Clock, Outcome
-from aedfl.reproduce.processes import ENDED, LEAD, WAITING, Board, Processes, _Bell, _Voice
+from aedfl.reproduce.processes import ENDED, LEAD, NOT_BEGUN, Bell, Board, Desk, Processes, Voice
 from reproduce.fakes import tiny
 from reproduce.test_pool import METHODS, alone
 
@@ -68,43 +70,74 @@ def test_without_time_nothing_begins() -> None:
     assert run([tiny("fedavg")], clock=Clock(0.0)) == {}
 
 
+class Told:
+    """Does something once some run is so far."""
+
+    def __init__(self, far: float, then: Callable[[], None]) -> None:
+        self.far, self.then = far, then
+
+    def start(self, label: str, total_virtual: float | None) -> None: ...
+
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
+        if virtual_time > self.far:
+            self.then()
+
+    def finish(self) -> None: ...
+
+
 def test_who_is_interrupted_leaves_what_there_is() -> None:
     """Ctrl-C comes to the parent; the others stop after the batch that they are at."""
-    cells = [tiny(method, until=1e6) for method in ("fedavg", "fedbuff")]
     found: dict[int, Outcome] = {}
-    told = threading.Event()
 
-    class Told:
-        def start(self, label: str, total_virtual: float | None) -> None: ...
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-        def advance(self, virtual_time: float, accuracy: float | None, updates: int, speed: float) -> None:
-            if virtual_time > 60 and not told.is_set():
-                told.set()
-                os.kill(os.getpid(), signal.SIGINT)
-
-        def finish(self) -> None: ...
-
-    jobs = [(i, cell.config) for i, cell in enumerate(cells)]
+    jobs = [(i, tiny(method, until=1e6).config) for i, method in enumerate(("fedavg", "fedbuff"))]
     with pytest.raises(KeyboardInterrupt):
-        Processes(jobs, found.__setitem__, Clock(), 2, Told()).run()
+        Processes(jobs, found.__setitem__, Clock(), 2, Told(60.0, interrupt)).run()
     assert found and all(one.rows and not one.complete and not one.error for one in found.values())
 
 
-def ahead(times: list[float], at: int, count: int) -> bool:
+def test_what_was_cut_goes_on_another_time(tmp_path: Path) -> None:
+    cells, whole = [tiny("fedavg", until=2000.0)], alone(tiny("fedavg", until=2000.0).config)
+    found: dict[int, Outcome] = {}
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    jobs = [(i, cell.config) for i, cell in enumerate(cells)]
+    with pytest.raises(KeyboardInterrupt):
+        Processes(jobs, found.__setitem__, Clock(), 1, Told(20.0, interrupt), checkpoints=tmp_path).run()
+    assert not found[0].complete and 1 < len(found[0].rows) < len(whole)
+    assert found[0].rows == whole[: len(found[0].rows)]
+    assert run(cells, checkpoints=tmp_path)[0].rows == whole
+
+
+def test_a_limit_holds_from_when_it_was_set() -> None:
+    """Starting processes counts; what has begun leaves what it has."""
+    began = time.monotonic()
+    found = run([tiny(method, until=1e7) for method in ("fedavg", "fedbuff")], clock=Clock(0.2))
+    assert time.monotonic() - began < 60
+    assert all(one.rows and not one.complete for one in found.values())
+
+
+def voice(times: list[float], at: int, count: int, left: float = 100.0, on_gpu: bool = True) -> Voice:
     board = Board(len(times))
-    board.times[:] = times
-    voice = _Voice(board, at, count, hurry=True, total=100.0)
-    return voice._far_ahead(times[at])
+    board.far[:] = times
+    return Voice(Desk(board, count, on_gpu, time.monotonic() + left), at, total=100.0)
 
 
-def test_where_time_is_short_a_run_waits_for_those_that_began_with_it() -> None:
+def ahead(times: list[float], at: int, count: int) -> bool:
+    return voice(times, at, count).far_ahead(times[at])
+
+
+def test_on_a_gpu_with_little_time_a_run_waits_for_those_far_behind() -> None:
     slack = 100.0 * LEAD
     assert ahead([50.0, 50.0 - slack - 1], 0, 2)
     assert not ahead([50.0, 50.0 - slack], 0, 2), "not far enough"
     assert not ahead([50.0, 10.0], 1, 2), "it is behind"
-    assert not ahead([50.0, ENDED], 0, 2) and not ahead([50.0, WAITING], 0, 2)
-    assert not ahead([50.0, ENDED, 10.0], 0, 2), "a later one is not waited for"
-    assert ahead([10.0, ENDED, 50.0], 2, 2), "but it waits for earlier ones"
+    assert not ahead([50.0, ENDED], 0, 2), "the other has ended"
+    assert not ahead([50.0, 10.0, NOT_BEGUN], 0, 2), "its process is wanted for the next"
 
 
 @pytest.mark.parametrize("times", [[10.0, 20.0, 30.0, 40.0], [40.0, 40.0, 40.0, 40.0], [5.0, 90.0, 90.0, 90.0]])
@@ -112,9 +145,47 @@ def test_half_of_the_processes_never_wait(times: list[float]) -> None:
     assert sum(ahead(times, at, 4) for at in range(4)) <= 2
 
 
+def test_waiting_ends_with_the_time_and_does_not_count_as_work() -> None:
+    one = voice([50.0, 10.0], 0, 2, left=0.5)
+    bell = Bell(one.desk, one)
+    one.advance(50.0, None, 1, 1.0)
+    assert one.waited >= 0.4
+    assert bell.elapsed < one.waited and bell.left <= 0.0
+    for other in (voice([50.0, 10.0], 0, 2, on_gpu=False), voice([50.0, 10.0], 1, 2)):
+        other.advance(other.desk.board.far[other.at], 0.5, 1, 1.0)
+        assert other.waited == 0.0
+
+
 def test_a_process_stops_when_all_are_to_stop() -> None:
-    board = Board(1)
-    bell = _Bell(board, None)
-    assert math.isinf(bell.left)
-    board.stop.set()
-    assert bell.left == 0.0
+    desk = Desk(Board(1), 1, False, None)
+    assert math.isinf(desk.left)
+    desk.board.stopped.value = 1
+    assert desk.left == 0.0
+
+
+def test_processes_go_when_their_parent_is_killed() -> None:
+    """Nobody is there to tell them to stop."""
+    code = (
+        "from aedfl.reproduce.pool import Clock; from aedfl.reproduce.processes import Processes;"
+        "from reproduce.fakes import tiny;"
+        "from reproduce.test_processes import Told;"
+        "import multiprocessing as mp, os, sys;"
+        "tell = lambda: (print(*[child.pid for child in mp.active_children()], flush=True), os.kill(os.getpid(), 9));"
+        "Processes([(0, tiny('fedavg', until=1e7).config)], print, Clock(), 1, Told(20.0, tell)).run()"
+    )
+    tests = Path(__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    pids = [int(word) for word in ended.stdout.split()]
+    assert pids, ended.stderr
+    limit = time.monotonic() + 30
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False

@@ -22,7 +22,6 @@ from ..sparsity.curvature import curvature, rademacher
 from ..sparsity.objective import flat_loss
 from ..sparsity.select import prune
 from ..training.plan import Indices
-from ..training.traits import spread
 from ._pruning import Cut, cut, outcome, prune_once
 from ._state import State
 from .aedfl import MESSAGES
@@ -53,7 +52,7 @@ class TraceCut(Cut):
         task = self.task
         x, y = task.gather(torch.from_numpy(rows).to(task.device))
         m = vector[: task.layout.parameters]
-        each = 4 * (2 * len(x) * spread(task.module, x[:1]) + 3 * len(m))
+        each = 4 * (2 * len(x) * task.spread + 3 * len(m))
         at = curvature(flat_loss(task.module, task.layout, x, y, task.loss, vector), m, fitting(each, CHUNK))
         probes = rademacher(torch_seed(*key, "probes"), (self.probes, len(m)), m.device)
         worth = sensitivity(m, probes, at.hessian(probes), task.filters)

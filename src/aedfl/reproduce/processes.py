@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,34 +25,40 @@ from ..experiment.progress import Progress, Silent, Together
 from .pool import Clock, Outcome, Pool
 
 Tag = TypeVar("Tag")
+Waiting = dict[Future[list[Outcome]], int]
+"""What has been given to the processes, and the number of the job."""
 
 MPS = "/tmp/nvidia-mps"
 """Where CUDA's service for several processes listens unless it is told otherwise."""
 LEAD = 0.04
-"""Share of its length by which a run may be ahead of the last one when time is short."""
+"""Share of its length by which a run may be ahead of others on the same GPU when time is short."""
 EVERY = 0.2
 """Seconds between two looks at how far the runs are."""
-WAITING, ENDED = -1.0, float("inf")
+NOT_BEGUN, ENDED = -1.0, float("inf")
 """How far a run is that has not begun, and one that goes no further."""
+UNKNOWN = -1.0
+"""Stands for an accuracy that is not measured yet."""
 
 
 class Board:
-    """What processes tell each other: how far each run is, its updates, accuracy and speed, and whether to stop."""
+    """What processes tell each other: how far each run is, and whether to stop. There are no locks, which one that dies
+    might hold for ever: a place has one who writes to it, and a number is written whole."""
 
     def __init__(self, runs: int) -> None:
         context = get_context("spawn")
-        self.times = context.Array("d", [WAITING] * runs)
-        self.figures = context.Array("d", 3 * runs)
-        self.stop = context.Event()
+        self.far = context.RawArray("d", [NOT_BEGUN] * runs)
+        self.figures = context.RawArray("d", 4 * runs)
+        """Of each run: virtual time, updates, accuracy, updates per second."""
+        self.stopped = context.RawValue("b", 0)
 
     def write(self, at: int, time: float, updates: int, accuracy: float | None, speed: float) -> None:
-        self.times[at] = time
-        self.figures[3 * at : 3 * at + 3] = [float(updates), WAITING if accuracy is None else accuracy, speed]
+        self.far[at] = time
+        self.figures[4 * at : 4 * at + 4] = [time, float(updates), UNKNOWN if accuracy is None else accuracy, speed]
 
     def tell(self, at: int, voice: Progress) -> None:
-        now, (updates, accuracy, speed) = self.times[at], self.figures[3 * at : 3 * at + 3]
-        if 0 <= now < ENDED:
-            voice.advance(now, None if accuracy == WAITING else accuracy, int(updates), speed)
+        if self.far[at] != NOT_BEGUN:
+            now, updates, accuracy, speed = self.figures[4 * at : 4 * at + 4]
+            voice.advance(now, None if accuracy == UNKNOWN else accuracy, int(updates), speed)
 
 
 @dataclass
@@ -67,149 +75,198 @@ class Processes(Generic[Tag]):
 
     def run(self) -> None:
         left = dict(enumerate(self.jobs))
-        voices = self._voices(Together(self.progress, len(self.jobs)))
-        count = min(self.count, len(left))
-        if torch.cuda.is_available() and not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS)).exists():
+        voices = self._voices()
+        count = most = min(self.count, len(left))
+        if self._on_gpu and not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS)).exists():
             self.say("  processes take turns on the GPU; started before, nvidia-cuda-mps-control -d lets them share it")
         while left and self.clock.left > 0:
             try:
                 self._sitting(left, count, voices)
             except BrokenProcessPool:
-                if count == 1:
-                    number, (tag, _) = next(iter(left.items()))
-                    del left[number]
-                    self.save(tag, Outcome([], False, error="its process died; there may be too little memory"))
-                else:
-                    count = max(1, count // 2)
-                    self.say(f"  a process died, perhaps of too little memory; the rest goes on, {count} at once")
-            else:
+                self.say("  a process died, perhaps of too little memory")
+            if not left or self.clock.left <= 0:
                 break
+            if count > 1:
+                count = max(1, count // 2)
+                self.say(f"  {len(left)} runs begin anew, {count} at once")
+            else:
+                number, (tag, _) = next(iter(left.items()))
+                del left[number]
+                self.save(tag, Outcome([], False, error="its process died; there may be too little memory"))
+                count = min(most, len(left))
         self.progress.finish()
 
-    def _voices(self, together: Together) -> list[Progress]:
+    @property
+    def _on_gpu(self) -> bool:
+        return torch.cuda.is_available() and any(config.engine.device != "cpu" for _, config in self.jobs)
+
+    def _voices(self) -> list[Progress]:
+        together = Together(self.progress, len(self.jobs))
         voices = [together.one() for _ in self.jobs]
         for voice, (_, config) in zip(voices, self.jobs, strict=True):
             voice.start("", config.stop.virtual_seconds)
         return voices
 
     def _sitting(self, left: dict[int, tuple[Tag, RunConfig]], count: int, voices: list[Progress]) -> None:
-        """Runs what is left; what has ended is left no more, also when a process dies in the middle."""
+        """Runs what is left; what has ended is left no more, also when a process dies in the middle. What a GPU had no
+        memory for stays."""
         context, runs = get_context("spawn"), list(left.items())
         board, places = Board(len(runs)), context.SimpleQueue()
         for place in range(count):
             places.put(place)
-        limit = None if self.clock.left == float("inf") else self.clock.left
-        with ProcessPoolExecutor(count, context, _settle, (places, count, board, limit)) as executor:
-            waiting = {
-                executor.submit(_work, at, config, self.checkpoints): number
-                for at, (number, (_, config)) in enumerate(runs)
-            }
+        desk = Desk(board, count, self._on_gpu, _deadline(self.clock))
+        executor, waiting = ProcessPoolExecutor(count, context, _settle, (places, desk)), Waiting()
+        try:
+            with _deaf():
+                for at, (number, (_, config)) in enumerate(runs):
+                    waiting[executor.submit(_work, at, config, self.checkpoints)] = number
+            while waiting:
+                self._gather(waiting, left, count, 2 * EVERY)
+                for at, (number, _) in enumerate(runs):
+                    board.tell(at, voices[number])
+        finally:
+            board.stopped.value = 1
             try:
-                while waiting:
-                    self._gather(waiting, left, 2 * EVERY)
-                    for at, (number, _) in enumerate(runs):
-                        board.tell(at, voices[number])
-            except BaseException:
-                board.stop.set()
                 executor.shutdown(wait=True, cancel_futures=True)
-                self._gather({future: number for future, number in waiting.items() if _went_well(future)}, left, 0.0)
-                raise
+            finally:
+                self._gather({one: number for one, number in waiting.items() if _went_well(one)}, left, count, 0.0)
 
-    def _gather(
-        self, waiting: dict[Future[list[Outcome]], int], left: dict[int, tuple[Tag, RunConfig]], seconds: float
-    ) -> None:
+    def _gather(self, waiting: Waiting, left: dict[int, tuple[Tag, RunConfig]], count: int, seconds: float) -> None:
         """Saves what has ended within these seconds; it is not waited for any more."""
         done, _ = wait(waiting, seconds, FIRST_COMPLETED)
         for future in done:
-            outcomes = future.result()
-            tag, _ = left.pop(waiting.pop(future))
-            for outcome in outcomes:
-                self.save(tag, outcome)
+            number, outcomes = waiting[future], future.result()
+            if count > 1 and any(outcome.error.startswith(torch.OutOfMemoryError.__name__) for outcome in outcomes):
+                self.say(f"  {outcomes[-1].error[:100]}")
+            else:
+                for outcome in outcomes:
+                    self.save(left[number][0], outcome)
+                del left[number]
+            del waiting[future]
+
+
+def _deadline(clock: Clock) -> float | None:
+    """The moment when time is up; all processes of a machine have the same clock."""
+    return None if clock.left == float("inf") else time.monotonic() + clock.left
 
 
 def _went_well(future: Future[Any]) -> bool:
     return future.done() and not future.cancelled() and future.exception() is None
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin now do not hear Ctrl-C, which a terminal sends to all: the parent tells them to stop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @dataclass
-class _Voice:
-    """Writes on the board where this process' run is; where time is short, a run that is far ahead waits here."""
+class Desk:
+    """What a process knows of the others, and of itself."""
 
     board: Board
-    at: int
     count: int
-    hurry: bool
-    total: float = 0.0
-
-    def start(self, label: str, total_virtual: float | None) -> None:
-        self.total = total_virtual or 0.0
-        self.board.write(self.at, 0.0, 0, None, 0.0)
-
-    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
-        self.board.write(self.at, virtual_time, updates, accuracy, updates_per_second)
-        while self.hurry and not self.board.stop.is_set() and self._far_ahead(virtual_time):
-            time.sleep(EVERY)
-
-    def _far_ahead(self, now: float) -> bool:
-        """Whether half of the processes run what began before it, or with it, and is behind; those never wait."""
-        earlier = self.board.times[: max(self.count, self.at)]
-        behind = [other for other in earlier if WAITING < other < now - LEAD * self.total]
-        return 2 * len(behind) >= self.count
-
-    def finish(self) -> None:
-        self.board.times[self.at] = ENDED
-
-
-class _Bell(Clock):
-    """Is up when the time is, or when everybody is to stop."""
-
-    def __init__(self, board: Board, until: float | None) -> None:
-        super().__init__()
-        self._board, self._until = board, until
+    on_gpu: bool
+    until: float | None
+    begins: float = 0.0
+    """Seconds that a run took to begin here; when less is left, no other one does."""
 
     @property
     def left(self) -> float:
-        if self._board.stop.is_set():
+        if self.board.stopped.value:
             return 0.0
-        return float("inf") if self._until is None else self._until - time.monotonic()
+        return float("inf") if self.until is None else self.until - time.monotonic()
+
+
+_DESKS: list[Desk] = []
 
 
 @dataclass
-class _Desk:
-    """What a process knows of the others."""
+class Voice:
+    """Writes on the board where this process' run is. Where processes share a GPU and time is short, a run that is far
+    ahead waits here, so that those behind have more of it."""
 
-    board: Board
-    count: int
-    until: float | None
+    desk: Desk
+    at: int
+    total: float = 0.0
+    waited: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+
+    def start(self, label: str, total_virtual: float | None) -> None:
+        self.total = total_virtual or 0.0
+        self.desk.board.write(self.at, 0.0, 0, None, 0.0)
+
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
+        if not self.desk.begins:
+            self.desk.begins = time.monotonic() - self.began
+        self.desk.board.write(self.at, virtual_time, updates, accuracy, updates_per_second)
+        while self.desk.on_gpu and self.desk.until is not None and self.desk.left > 0 and self.far_ahead(virtual_time):
+            time.sleep(EVERY)
+            self.waited += EVERY
+
+    def far_ahead(self, now: float) -> bool:
+        """Whether as many as half of the processes are at work on runs that are behind; those never wait. Nor does
+        anybody while there are runs that have no process yet."""
+        others = self.desk.board.far[:]
+        behind = [other for other in others if NOT_BEGUN < other < now - LEAD * self.total]
+        return NOT_BEGUN not in others and 2 * len(behind) >= self.desk.count
+
+    def finish(self) -> None:
+        self.desk.board.far[self.at] = ENDED
 
 
-_DESKS: list[_Desk] = []
+class Bell(Clock):
+    """Is up when the time is, or when everybody is to stop. That a run waited does not make its batches long."""
+
+    def __init__(self, desk: Desk, voice: Voice) -> None:
+        super().__init__()
+        self._desk, self._voice = desk, voice
+
+    @property
+    def elapsed(self) -> float:
+        return super().elapsed - self._voice.waited
+
+    @property
+    def left(self) -> float:
+        return self._desk.left
 
 
-def _settle(places: Any, count: int, board: Board, limit: float | None) -> None:
-    """A process begins: the parent alone is interrupted, and each has cores of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _settle(places: Any, desk: Desk) -> None:
+    """A process begins: it has cores of its own, and goes when its parent is gone."""
     place = places.get()
-    if hasattr(os, "sched_setaffinity") and not torch.cuda.is_available():
+    if hasattr(os, "sched_setaffinity") and not desk.on_gpu:
         cores = sorted(os.sched_getaffinity(0))
-        if count <= len(cores):
-            os.sched_setaffinity(0, cores[place::count])
-            torch.set_num_threads(len(cores[place::count]))
-    _DESKS.append(_Desk(board, count, None if limit is None else time.monotonic() + limit))
+        os.sched_setaffinity(0, cores[place :: desk.count] or [cores[place % len(cores)]])
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    _DESKS.append(desk)
+
+
+def _leave_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _work(at: int, config: RunConfig, checkpoints: Path | None) -> list[Outcome]:
     """One run in this process: its outcome, or none if there was no time to begin."""
     desk, outcomes = _DESKS[-1], list[Outcome]()
-    voice = _Voice(desk.board, at, desk.count, desk.until is not None)
+    voice = Voice(desk, at)
 
     def keep(_: int, outcome: Outcome) -> None:
-        outcomes.append(outcome)
+        outcomes.append(replace(outcome, wall=outcome.wall - voice.waited))
 
-    pool = Pool([(at, config)], keep, _Bell(desk.board, desk.until), 1, voice)
-    pool.checkpoints = checkpoints
+    pool = Pool([(at, config)], keep, Bell(desk, voice), 1, voice, checkpoints=checkpoints)
     try:
-        pool.run()
+        if desk.left > desk.begins:
+            pool.run()
     finally:
         voice.finish()
     return outcomes

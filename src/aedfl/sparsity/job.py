@@ -16,7 +16,6 @@ from ..placement import parts
 from ..randomness import torch_seed
 from ..task import Task
 from ..training.plan import Indices
-from ..training.traits import spread
 from ..transfer import sent
 from .curvature import curvature, rademacher
 from .lanczos import lanczos
@@ -150,8 +149,7 @@ class Prune(Op):
         Measured on networks with and without norms; a GPU's libraries may want some more.
         """
         task, budget = self.task, self.budget
-        x, _ = task.gather(torch.arange(1))
-        layers = budget.samples * spread(task.module, x) * (5 + 2 * min(CHUNK, max(budget.probes, budget.draws)))
+        layers = budget.samples * task.spread * (5 + 2 * min(CHUNK, max(budget.probes, budget.draws)))
         vectors = task.layout.size * (12 + 2 * budget.probes + 2 * budget.steps)
         return 4 * (layers + vectors)
 
