@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from aedfl import simulate
-from aedfl.algorithms import METHODS
+from aedfl.algorithms import METHODS, dispfl
+from aedfl.layout import Layout
 from experiment.small import simple_run, small
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -45,6 +46,25 @@ def test_work_in_a_thread_of_its_own_gives_the_same(method: str, tmp_path: Path)
         found.append(simple_run(config, tmp_path / str(overlap))["summary"])
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.02)
     assert found[0]["updates"] == found[1]["updates"]
+
+
+def test_masks_regrow_on_a_gpu_as_on_a_cpu() -> None:
+    """For all devices at once, to the last entry; many numbers are equal."""
+    layout = Layout.of(nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 10)))
+    op = dispfl.Regrow(tuple(entry for entry in layout.entries if entry.trainable))
+    random = torch.Generator().manual_seed(0)
+    work = [
+        (
+            torch.randint(-40, 40, (layout.size,), generator=random) / 8.0,
+            torch.rand(layout.size, generator=random) < 0.5,
+            torch.randn(layout.size, generator=random),
+            0.3 * number / 7,
+        )
+        for number in range(7)
+    ]
+    there = [(vector.cuda(), mask.cuda(), gradient.cuda(), share) for vector, mask, gradient, share in work]
+    for (here,), (other,) in zip(op.run(work), op.run(there), strict=True):
+        assert other.dtype == torch.bool and torch.equal(here, other.cpu())
 
 
 class Own(nn.Module):

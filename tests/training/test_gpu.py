@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aedfl.data import Dataset, Split
 from aedfl.models import build
+from aedfl.ops import HeldOut
 from aedfl.task import Task
 from aedfl.training.batched import BatchedTrainer
 from aedfl.training.evaluate import Evaluator
@@ -122,3 +123,20 @@ def test_graphs_of_all_sizes_and_plans_share_the_memory_of_the_largest() -> None
     fewer = grown(Plan(batch_size=50), given[:14]) + grown(Plan(batch_size=50), given[:6])
     other = grown(Plan(batch_size=50, probe=True), given)
     assert fewer < 0.1 * first and other < 0.5 * first
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_held_out_gradients_of_many_models_on_a_gpu_equal_those_on_a_cpu(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once there, one after the other here."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    module = build(name, SHAPES[name], 10, seed=0)
+    cpu, gpu = (Task(module, data(SHAPES[name]), device=device) for device in ("cpu", "cuda"))
+    work = [(job.vector, job.mask, job.samples[: 20 + 5 * (i % 2)]) for i, job in enumerate(jobs(cpu, 5))]
+    there = [(vector.cuda(), None if mask is None else mask.cuda(), rows) for vector, mask, rows in work]
+    assert gpu.stacks
+    for (loss, gradient), (other_loss, other) in zip(HeldOut(cpu).run(work), HeldOut(gpu).run(there), strict=True):
+        assert float(other_loss) == pytest.approx(float(loss), rel=1e-4)
+        assert apart(gradient, other) < 1e-4
