@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import active_children, connection, get_context, parent_process
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -25,8 +25,9 @@ from ..experiment.progress import Progress, Silent, Together
 from .pool import Clock, Outcome, Pool
 
 Tag = TypeVar("Tag")
-Waiting = dict[Future[list[Outcome]], int]
+Waiting = dict[Future[list[Outcome] | None], int]
 """What has been given to the processes, and the number of the job."""
+Handler = Callable[[int, Any], Any] | signal.Handlers
 
 MPS = "/tmp/nvidia-mps"
 """Where CUDA's service for several processes listens unless it is told otherwise."""
@@ -38,6 +39,8 @@ NOT_BEGUN, ENDED = -1.0, float("inf")
 """How far a run is that has not begun, and one that goes no further."""
 UNKNOWN = -1.0
 """Stands for an accuracy that is not measured yet."""
+TOO_LITTLE = ("out of memory", "outofmemory", "alloc_failed", "memoryerror", "allocate memory")
+"""Words for too little memory, of PyTorch and of the libraries that it calls."""
 
 
 class Board:
@@ -47,7 +50,7 @@ class Board:
     def __init__(self, runs: int) -> None:
         context = get_context("spawn")
         self.far = context.RawArray("d", [NOT_BEGUN] * runs)
-        self.figures = context.RawArray("d", 4 * runs)
+        self.figures = context.RawArray("d", [0.0, 0.0, UNKNOWN, 0.0] * runs)
         """Of each run: virtual time, updates, accuracy, updates per second."""
         self.stopped = context.RawValue("b", 0)
 
@@ -58,7 +61,8 @@ class Board:
     def tell(self, at: int, voice: Progress) -> None:
         if self.far[at] != NOT_BEGUN:
             now, updates, accuracy, speed = self.figures[4 * at : 4 * at + 4]
-            voice.advance(now, None if accuracy == UNKNOWN else accuracy, int(updates), speed)
+            goes_on = self.far[at] != ENDED
+            voice.advance(now, None if accuracy == UNKNOWN else accuracy, int(updates), speed if goes_on else 0.0)
 
 
 @dataclass
@@ -73,12 +77,22 @@ class Processes(Generic[Tag]):
     say: Callable[[str], None] = print
     checkpoints: Path | None = None
 
+    _short: dict[int, list[Outcome]] = field(default_factory=dict)
+    """What runs left that had too little memory and are to begin anew."""
+
     def run(self) -> None:
         left = dict(enumerate(self.jobs))
-        voices = self._voices()
-        count = most = min(self.count, len(left))
         if self._on_gpu and not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS)).exists():
             self.say("  processes take turns on the GPU; started before, nvidia-cuda-mps-control -d lets them share it")
+        try:
+            self._sittings(left, self._voices())
+        finally:
+            for number, outcomes in self._short.items():
+                self._save(number, outcomes)
+            self.progress.finish()
+
+    def _sittings(self, left: dict[int, tuple[Tag, RunConfig]], voices: list[Progress]) -> None:
+        count = most = min(self.count, len(left))
         while left and self.clock.left > 0:
             try:
                 self._sitting(left, count, voices)
@@ -87,14 +101,17 @@ class Processes(Generic[Tag]):
             if not left or self.clock.left <= 0:
                 break
             if count > 1:
-                count = max(1, count // 2)
+                count = max(1, min(count // 2, len(left)))
                 self.say(f"  {len(left)} runs begin anew, {count} at once")
             else:
-                number, (tag, _) = next(iter(left.items()))
+                number, _ = next(iter(left.items()))
                 del left[number]
-                self.save(tag, Outcome([], False, error="its process died; there may be too little memory"))
+                self._save(number, [Outcome([], False, error="its process died; there may be too little memory")])
                 count = min(most, len(left))
-        self.progress.finish()
+
+    def _save(self, number: int, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self.save(self.jobs[number][0], outcome)
 
     @property
     def _on_gpu(self) -> bool:
@@ -116,33 +133,43 @@ class Processes(Generic[Tag]):
             places.put(place)
         desk = Desk(board, count, self._on_gpu, _deadline(self.clock))
         executor, waiting = ProcessPoolExecutor(count, context, _settle, (places, desk)), Waiting()
+        self._short.clear()
         try:
-            with _deaf():
+            with _at_ctrl_c(
+                signal.SIG_IGN
+            ):  # which processes inherit: a terminal tells them all, and the parent decides
                 for at, (number, (_, config)) in enumerate(runs):
                     waiting[executor.submit(_work, at, config, self.checkpoints)] = number
             while waiting:
                 self._gather(waiting, left, count, 2 * EVERY)
                 for at, (number, _) in enumerate(runs):
                     board.tell(at, voices[number])
+        except KeyboardInterrupt:
+            self.say("  stopping after the batches that are under way; Ctrl-C again ends them at once")
+            raise
         finally:
             board.stopped.value = 1
-            try:
+            with _at_ctrl_c(_kill):
                 executor.shutdown(wait=True, cancel_futures=True)
-            finally:
                 self._gather({one: number for one, number in waiting.items() if _went_well(one)}, left, count, 0.0)
 
     def _gather(self, waiting: Waiting, left: dict[int, tuple[Tag, RunConfig]], count: int, seconds: float) -> None:
-        """Saves what has ended within these seconds; it is not waited for any more."""
+        """Saves what has ended within these seconds; it is not waited for any more. What had too little memory beside
+        others stays among what is left."""
         done, _ = wait(waiting, seconds, FIRST_COMPLETED)
         for future in done:
             number, outcomes = waiting[future], future.result()
-            if count > 1 and any(outcome.error.startswith(torch.OutOfMemoryError.__name__) for outcome in outcomes):
+            if outcomes is not None and count > 1 and any(too_little_memory(one.error) for one in outcomes):
                 self.say(f"  {outcomes[-1].error[:100]}")
-            else:
-                for outcome in outcomes:
-                    self.save(left[number][0], outcome)
+                self._short[number] = outcomes
+            elif outcomes is not None:
+                self._save(number, outcomes)
                 del left[number]
             del waiting[future]
+
+
+def too_little_memory(error: str) -> bool:
+    return any(word in error.lower() for word in TOO_LITTLE)
 
 
 def _deadline(clock: Clock) -> float | None:
@@ -155,16 +182,21 @@ def _went_well(future: Future[Any]) -> bool:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that begin now do not hear Ctrl-C, which a terminal sends to all: the parent tells them to stop."""
+def _at_ctrl_c(handler: Handler) -> Iterator[None]:
+    """Something else happens there than that this program stops."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _kill(*_: object) -> None:
+    for child in active_children():
+        child.kill()
 
 
 @dataclass
@@ -177,6 +209,8 @@ class Desk:
     until: float | None
     begins: float = 0.0
     """Seconds that a run took to begin here; when less is left, no other one does."""
+    spoilt: bool = False
+    """After an error of the GPU, all that this process asks of it fails."""
 
     @property
     def left(self) -> float:
@@ -208,8 +242,9 @@ class Voice:
             self.desk.begins = time.monotonic() - self.began
         self.desk.board.write(self.at, virtual_time, updates, accuracy, updates_per_second)
         while self.desk.on_gpu and self.desk.until is not None and self.desk.left > 0 and self.far_ahead(virtual_time):
+            began = time.monotonic()
             time.sleep(EVERY)
-            self.waited += EVERY
+            self.waited += time.monotonic() - began
 
     def far_ahead(self, now: float) -> bool:
         """Whether as many as half of the processes are at work on runs that are behind; those never wait. Nor does
@@ -240,6 +275,7 @@ class Bell(Clock):
 
 def _settle(places: Any, desk: Desk) -> None:
     """A process begins: it has cores of its own, and goes when its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = places.get()
     if hasattr(os, "sched_setaffinity") and not desk.on_gpu:
         cores = sorted(os.sched_getaffinity(0))
@@ -255,8 +291,8 @@ def _leave_with_parent() -> None:
         os._exit(1)
 
 
-def _work(at: int, config: RunConfig, checkpoints: Path | None) -> list[Outcome]:
-    """One run in this process: its outcome, or none if there was no time to begin."""
+def _work(at: int, config: RunConfig, checkpoints: Path | None) -> list[Outcome] | None:
+    """One run in this process: its outcome, none if there was no time to begin; None if another process must do it."""
     desk, outcomes = _DESKS[-1], list[Outcome]()
     voice = Voice(desk, at)
 
@@ -265,8 +301,11 @@ def _work(at: int, config: RunConfig, checkpoints: Path | None) -> list[Outcome]
 
     pool = Pool([(at, config)], keep, Bell(desk, voice), 1, voice, checkpoints=checkpoints)
     try:
+        if desk.spoilt:
+            return None
         if desk.left > desk.begins:
             pool.run()
     finally:
         voice.finish()
+    desk.spoilt = any("CUDA error" in outcome.error for outcome in outcomes)
     return outcomes
