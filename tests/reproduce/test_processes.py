@@ -30,7 +30,7 @@ class Hyper: ...
 async def device(ctx, hyper):
     for _ in range(3):
         await ctx.train(ctx.initial())
-    raise RuntimeError("CUDA error: out of memory")
+    raise RuntimeError("ERROR")
 
 METHOD = Method("short", "has too little memory", Hyper(), device)
 """
@@ -75,19 +75,39 @@ def test_a_run_that_takes_its_process_with_it_is_named_and_the_others_come_out(t
     assert any("1 at once" in line for line in said)
 
 
-@pytest.mark.parametrize(("minutes", "tries"), [(None, 2), (0.15, 1)])
-def test_a_run_without_memory_begins_anew_with_fewer_beside_it(
-    tmp_path: Path, minutes: float | None, tries: int
-) -> None:
-    """If there is no time for that, it leaves what it has, and its error."""
-    (tmp_path / "short.py").write_text(SHORT)
+def failing(folder: Path, error: str) -> Cell:
+    (folder / "short.py").write_text(SHORT.replace("ERROR", error))
+    return tiny(str(folder / "short.py"))
+
+
+def test_a_run_without_memory_begins_anew_with_fewer_beside_it(tmp_path: Path) -> None:
     said: list[str] = []
-    other = tiny("fedavg") if minutes is None else tiny("fedavg", until=1e7)
-    found = run([tiny(str(tmp_path / "short.py")), other], clock=Clock(minutes), say=said.append)
+    found = run([failing(tmp_path, "CUDA out of memory"), tiny("fedavg")], say=said.append)
     assert "out of memory" in found[0].error and not found[0].complete
-    assert found[1].complete == (minutes is None) and not found[1].error
-    assert sum("out of memory" in line for line in said) == 1
-    assert sum("1 at once" in line for line in said) == tries - 1
+    assert found[1].complete and not found[1].error
+    assert [line for line in said if "out of memory" in line] and [line for line in said if "1 at once" in line]
+
+
+def test_a_run_without_memory_leaves_its_error_if_it_does_not_begin_anew(tmp_path: Path) -> None:
+    said, found = list[str](), dict[int, Outcome]()
+
+    def interrupt() -> None:
+        if any("out of memory" in line for line in said):
+            raise KeyboardInterrupt
+
+    cells = [failing(tmp_path, "CUDA out of memory"), tiny("fedavg", until=1e7)]
+    jobs = [(i, cell.config) for i, cell in enumerate(cells)]
+    with pytest.raises(KeyboardInterrupt):
+        Processes(jobs, found.__setitem__, Clock(), 2, Told(0.0, interrupt), said.append).run()
+    assert "out of memory" in found[0].error
+    assert found[1].rows and not found[1].complete and not found[1].error
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_after_an_error_of_the_gpu_another_process_does_the_rest(tmp_path: Path, count: int) -> None:
+    found = run([failing(tmp_path, "CUDA error: an illegal access"), tiny("fedavg"), tiny("fedbuff")], count)
+    assert "illegal access" in found[0].error
+    assert all(found[i].complete and not found[i].error for i in (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -94,16 +94,18 @@ class Processes(Generic[Tag]):
     def _sittings(self, left: dict[int, tuple[Tag, RunConfig]], voices: list[Progress]) -> None:
         count = most = min(self.count, len(left))
         while left and self.clock.left > 0:
+            died = False
             try:
                 self._sitting(left, count, voices)
             except BrokenProcessPool:
+                died = True
                 self.say("  a process died, perhaps of too little memory")
             if not left or self.clock.left <= 0:
                 break
-            if count > 1:
+            if count > 1 and (died or self._short):
                 count = max(1, min(count // 2, len(left)))
                 self.say(f"  {len(left)} runs begin anew, {count} at once")
-            else:
+            elif died:
                 number, _ = next(iter(left.items()))
                 del left[number]
                 self._save(number, [Outcome([], False, error="its process died; there may be too little memory")])
@@ -210,7 +212,7 @@ class Desk:
     begins: float = 0.0
     """Seconds that a run took to begin here; when less is left, no other one does."""
     spoilt: bool = False
-    """After an error of the GPU, all that this process asks of it fails."""
+    """After an error of the GPU, all that this process asks of it fails; another one does what is left."""
 
     @property
     def left(self) -> float:
