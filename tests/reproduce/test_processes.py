@@ -18,22 +18,7 @@ from aedfl.reproduce.plan import Cell
 from aedfl.reproduce.pool import Clock, Outcome
 from aedfl.reproduce.processes import ENDED, LEAD, NOT_BEGUN, Bell, Board, Desk, Processes, Voice, too_little_memory
 from reproduce.fakes import tiny
-from reproduce.test_pool import METHODS, alone
-
-SHORT = """
-from dataclasses import dataclass
-from aedfl.context import Method
-
-@dataclass(frozen=True)
-class Hyper: ...
-
-async def device(ctx, hyper):
-    for _ in range(3):
-        await ctx.train(ctx.initial())
-    raise RuntimeError("ERROR")
-
-METHOD = Method("short", "has too little memory", Hyper(), device)
-"""
+from reproduce.test_pool import BROKEN, METHODS, alone
 
 FATAL = """
 import os
@@ -76,7 +61,7 @@ def test_a_run_that_takes_its_process_with_it_is_named_and_the_others_come_out(t
 
 
 def failing(folder: Path, error: str) -> Cell:
-    (folder / "short.py").write_text(SHORT.replace("ERROR", error))
+    (folder / "short.py").write_text(BROKEN.replace("this method gives up", error))
     return tiny(str(folder / "short.py"))
 
 
