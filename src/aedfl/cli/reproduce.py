@@ -119,8 +119,8 @@ def _command(name: str) -> Callable[..., None]:
         wish = _wish(settings, methods, seeds, overrides, quick, until, data, device)
         folder = out or (QUICK if quick else RESULTS)
         wanted = plan.cells(plan.target(name), wish, frozen(tuning or RESULTS / "tuning"))
-        shares = _share(share), _processes(processes, at_once)
-        sitting = Sitting(Store(folder / "records"), _say, clock, at_once, checkpoints, *shares)
+        store, count = Store(folder / "records"), _processes(processes, at_once)
+        sitting = Sitting(store, _say, clock, at_once, checkpoints, _share(share), count)
         try:
             sitting.run(wanted)
         except KeyboardInterrupt:

@@ -76,8 +76,7 @@ class Processes(Generic[Tag]):
     progress: Progress = field(default_factory=Silent)
     say: Callable[[str], None] = print
     checkpoints: Path | None = None
-
-    _short: dict[int, list[Outcome]] = field(default_factory=dict)
+    _short: dict[int, list[Outcome]] = field(default_factory=dict, init=False)
     """What runs left that had too little memory and are to begin anew."""
 
     def run(self) -> None:
@@ -137,9 +136,8 @@ class Processes(Generic[Tag]):
         executor, waiting = ProcessPoolExecutor(count, context, _settle, (places, desk)), Waiting()
         self._short.clear()
         try:
-            with _at_ctrl_c(
-                signal.SIG_IGN
-            ):  # which processes inherit: a terminal tells them all, and the parent decides
+            # What processes inherit: a terminal tells them all, and the parent decides.
+            with _at_ctrl_c(signal.SIG_IGN):
                 for at, (number, (_, config)) in enumerate(runs):
                     waiting[executor.submit(_work, at, config, self.checkpoints)] = number
             while waiting:

@@ -39,12 +39,18 @@ def methods() -> list[str]:
 
 def number(name: str) -> int:
     """How many trials each method has in a setting."""
-    return int(_grid()["trials_in"].get(name, _grid()["trials"]))
+    return int(_group(name).get("trials", _grid()["trials"]))
+
+
+def _group(name: str) -> dict[str, Any]:
+    """What several settings have in common, if it is one of them."""
+    return next((group for group in _grid()["groups"] if name in group["settings"]), {})
 
 
 def trials(name: str, method: str, count: int) -> list[dict[str, Any]]:
     """The keys that each trial changes; the first changes none."""
-    lists: Mapping[str, Any] = {**_grid()["methods"], **_grid().get("settings", {}).get(name, {})}
+    own = _grid()["settings"].get(name, {})
+    lists: Mapping[str, Any] = {**_grid()["methods"], **_group(name).get("methods", {}), **own}
     if method not in lists:
         raise UserError(f"method '{method}' has no trials to tune; those that have: {', '.join(lists)}")
     if not 1 <= count <= len(lists[method]):
