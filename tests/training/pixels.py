@@ -24,6 +24,7 @@ CONVOLUTIONS = {
     "unequal strides": Shape(1, 2, 16, 9, 6, 16, (3, 3), (2, 1), (0, 1)),
     "no padding": Shape(2, 2, 16, 6, 6, 48, (3, 3), (1, 1), (0, 0)),
     "48 channels": Shape(2, 2, 48, 5, 4, 16, (3, 3), (1, 1), (1, 1)),
+    "gradients in many parts": Shape(1, 1, 16, 26, 26, 16, (3, 3), (1, 1), (1, 1)),
 }
 # of ResNet-8 and VGG-9
 LAYERS = {
@@ -35,7 +36,13 @@ LAYERS = {
     "64": Shape(2, 4, 64, 8, 8, 64, (3, 3), (1, 1), (1, 1)),
     "128": Shape(2, 4, 128, 8, 8, 128, (3, 3), (1, 1), (1, 1)),
 }
-NORMS = {"four groups": (2, 3, 5, 6, 16, 4), "one group": (1, 2, 3, 3, 16, 1), "in parts": (2, 2, 32, 32, 32, 8)}
+NORMS = {
+    "four groups": (2, 3, 5, 6, 16, 4),
+    "one group": (1, 2, 3, 3, 16, 1),
+    "in parts": (2, 2, 33, 32, 32, 8),
+    "in many parts": (1, 2, 64, 64, 16, 4),
+    "blocks of channels": (2, 1, 3, 3, 128, 32),
+}
 
 
 def errors(shape: Shape, tiles: PixelTiles, device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
@@ -117,8 +124,8 @@ def shares_norms_out() -> bool:
     """As many channels a program as groups and sums over them allow; none where a group is too large."""
     from aedfl.training.pixel_layers import channels_at_once
 
-    cases = {(8, 8, 64, 8): 64, (32, 32, 16, 4): 16, (64, 64, 16, 4): 4, (4, 4, 512, 32): 64, (1, 1, 512, 1): None}
-    cases |= {(128, 128, 96, 32): None, (2, 2, 2048, 32): 64}
+    cases = {(8, 8, 64, 8): 64, (64, 64, 16, 4): 16, (4, 4, 512, 32): 64, (1, 1, 512, 1): None}
+    cases |= {(128, 128, 96, 32): 128, (2, 2, 2048, 32): 64}
     found = {sizes: channels_at_once(torch.Size((2, 2, *sizes[:3])), sizes[3]) for sizes in cases}
     return found == cases
 

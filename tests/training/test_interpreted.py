@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from training import convolutions, lines, pixels, scoring, stepping
+from training import convolutions, descents, lines, pixels, scoring, stepping
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -55,6 +55,12 @@ def test_layers_of_channels_side_by_side_equal_double_precision() -> None:
     assert_small(found, 2e-6)
 
 
+def test_steps_in_one_pass_are_those_of_the_plain_path() -> None:
+    found = interpreted(descents.__file__)
+    assert len(found) == 2 * len(descents.PLANS)
+    assert_small(found, 2e-6)
+
+
 def test_models_scored_by_the_kernels_say_what_each_of_them_says() -> None:
     found = interpreted(scoring.__file__)
     assert set(found) == set(scoring.NAMES)
@@ -64,5 +70,5 @@ def test_models_scored_by_the_kernels_say_what_each_of_them_says() -> None:
 @pytest.mark.timeout(900)
 def test_models_trained_by_the_kernels_become_what_each_of_them_becomes() -> None:
     found = interpreted(stepping.__file__)
-    assert set(found) == set(stepping.NAMES)
+    assert set(found) == set(stepping.PLANS)
     assert_small({"parameters": found}, 1e-5)

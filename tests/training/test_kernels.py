@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from aedfl.training.choice import BANDS, Pass, PixelTiles, Shape, pixel_tiles
-from training import lines, pixels
+from training import descents, lines, pixels
 from training.convolutions import FOR_BANDS, errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -166,6 +166,12 @@ def test_relu_and_pooling_of_channels_side_by_side(size: tuple[int, int]) -> Non
 @pytest.mark.parametrize("sizes", [(1, 40, 300), (3, 5, 7), (2, 1, 5)])
 def test_sums_in_order(sizes: tuple[int, int, int]) -> None:
     assert all_below(pixels.sum_errors(sizes, "cuda"), 2e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("plan", descents.PLANS)
+def test_steps_in_one_pass_are_those_of_the_plain_path(plan: str, masked: bool) -> None:
+    assert all_below(descents.errors(descents.PLANS[plan], masked, "cuda"), 2e-6)
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -210,13 +210,17 @@ class GroupedTrainer:
             batch.loss.add_(losses * active)
             if first:
                 batch.first_loss.copy_(losses)
-            if batch.masks is not None:
+            in_one_pass = self._fast and not plain
+            if batch.masks is not None and not (in_one_pass and not first):
                 torch._foreach_mul_(gradients, batch.masks)
             if first and plan.probe:
                 torch._foreach_copy_(batch.first_gradient, gradients)
-            if not plain:
-                gradients = _adjusted(plan, batch, gradients, batch.lr * active)
-            torch._foreach_sub_(batch.weights, gradients)
+            if in_one_pass:
+                parts = batch.weights, gradients, batch.masks, batch.anchors, batch.velocity
+                kernels().descend(plan, *parts, batch.lr * active)
+            else:
+                moves = gradients if plain else _adjusted(plan, batch, gradients, batch.lr * active)
+                torch._foreach_sub_(batch.weights, moves)
             batch.step.add_(1)
 
     def _losses(self, weights: list[Tensor], rows: Tensor, present: Tensor, keys: Tensor) -> Tensor:

@@ -20,9 +20,12 @@ from torch.autograd.function import once_differentiable
 from . import pixel_layers, pixels
 from .choice import Shape
 from .convolution import conv
+from .descent import descend
 from .line import line_max
 
-__all__ = ["Shape", "conv", "cross_entropy", "group_norm", "line_max", "pixel_layers", "pixels", "relu_pool"]
+__all__ = [
+    "Shape", "conv", "cross_entropy", "descend", "group_norm", "line_max", "pixel_layers", "pixels", "relu_pool",
+]  # fmt: skip
 
 
 @triton.jit
@@ -114,9 +117,10 @@ class _Entropy(torch.autograd.Function):
         models, samples, classes = logits.shape
         losses = logits.new_empty(models, dtype=torch.float32)
         slopes = torch.empty_like(logits, memory_format=torch.contiguous_format, dtype=torch.float32)
+        rows, columns = triton.next_power_of_2(samples), triton.next_power_of_2(classes)
         _entropy[(models,)](
             logits.contiguous(), target.contiguous(), present.contiguous(), losses, slopes, samples, classes,
-            triton.next_power_of_2(samples), triton.next_power_of_2(classes),
+            rows, columns, num_warps=min(16, max(4, rows * columns // 1024)),
         )  # fmt: skip
         ctx.save_for_backward(slopes)
         ctx.kind = logits.dtype

@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-NORMED = 16384
-"""Numbers of a sample that are normalised by one program, at most where groups can be shared out so far."""
+NORMED = 8192
+"""Numbers of a sample that a norm takes at a time."""
 BESIDE = 64
-"""Channels of them, likewise: sums over a channel's group cost the square of this."""
+"""Channels of them, at most where groups can be shared out so far: sums over a group cost the square of this."""
 
 
 @triton.jit
@@ -118,25 +118,58 @@ def _norm(
     RELU: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
     """CB channels of one sample, whole groups of G, P pixels each: zero mean, unit variance, scale, shift; then what
-    lies beside is added, if anything does, and a ReLU follows."""
+    lies beside is added, if anything does, and a ReLU follows.
+
+    PB pixels at a time; where those are not all, they are read twice, and each channel's mean and squares are put
+    together from those of its parts (Chan et al., 1979).
+    """
     one = tl.program_id(0)
     model = one // batch
     c, p = tl.program_id(1) * CB + tl.arange(0, CB), tl.arange(0, PB)
-    known = (p < P)[:, None] & (c < C)[None, :]
-    start, at = one.to(tl.int64) * (P * C), p[:, None] * C + c[None, :]
-    given = tl.load(x + start + at, known, 0.0).to(tl.float32)
-    mean = _together(tl.sum(given, 0), c, G) / (G * P)
-    away = tl.where(known, given - mean[None, :], 0.0)
-    spread = 1 / tl.sqrt(_together(tl.sum(away * away, 0), c, G) / (G * P) + eps)
+    start = one.to(tl.int64) * (P * C)
+    mean, squares = tl.zeros((CB,), tl.float32), tl.zeros((CB,), tl.float32)
+    for p0 in range(0, P, PB):
+        known = (p0 + p < P)[:, None] & (c < C)[None, :]
+        given = tl.load(x + start + (p0 + p)[:, None] * C + c[None, :], known, 0.0).to(tl.float32)
+        count = tl.minimum(P - p0, PB)
+        middle = tl.sum(given, 0) / count
+        away = tl.where(known, given - middle[None, :], 0.0)
+        step = middle - mean
+        squares += tl.sum(away * away, 0) + step * step * (p0 * (count / (p0 + count)))
+        mean += step * (count / (p0 + count))
+    common = _together(mean, c, G) / G
+    step = mean - common
+    spread = 1 / tl.sqrt(_together(squares + P * step * step, c, G) / (G * P) + eps)
     a, b = tl.load(scale + model * C + c, c < C, 0.0), tl.load(shift + model * C + c, c < C, 0.0)
-    found = away * (spread * a)[None, :] + b[None, :]
-    if JOIN:
-        found += tl.load(beside + start + at, known, 0.0).to(tl.float32)
-    if RELU:
-        found = _larger(found, 0.0)
-    tl.store(y + start + at, found.to(y.dtype.element_ty), known)
-    tl.store(means + one * C + c, mean, c < C)
+    a = spread * a
+    for p0 in range(0, P, PB):
+        known = (p0 + p < P)[:, None] & (c < C)[None, :]
+        at = start + (p0 + p)[:, None] * C + c[None, :]
+        found = (tl.load(x + at, known, 0.0).to(tl.float32) - common[None, :]) * a[None, :] + b[None, :]
+        if JOIN:
+            found += tl.load(beside + at, known, 0.0).to(tl.float32)
+        if RELU:
+            found = _larger(found, 0.0)
+        tl.store(y + at, found.to(y.dtype.element_ty), known)
+    tl.store(means + one * C + c, common, c < C)
     tl.store(spreads + one * C + c, spread, c < C)
+
+
+@triton.jit
+def _norm_slope(
+    x, y, g, at, known, mean, spread, a, b, RELU: tl.constexpr, JOIN: tl.constexpr,
+):  # fmt: skip
+    """Normalised numbers, and the slopes by what comes before the ReLU. Where something was added, whether the ReLU was
+    open is read from its result y, and not computed again."""
+    unit = (tl.load(x + at, known, 0.0).to(tl.float32) - mean[None, :]) * spread[None, :]
+    unit = tl.where(known, unit, 0.0)
+    slope = tl.load(g + at, known, 0.0).to(tl.float32)
+    if RELU:
+        if JOIN:
+            slope = tl.where(tl.load(y + at, known, 0.0) > 0, slope, 0.0)
+        else:
+            slope = tl.where(unit * a[None, :] + b[None, :] > 0, slope, 0.0)
+    return unit, slope
 
 
 @triton.jit
@@ -145,40 +178,40 @@ def _norm_gradient(
     C: tl.constexpr, G: tl.constexpr, P: tl.constexpr, CB: tl.constexpr, PB: tl.constexpr,
     RELU: tl.constexpr, JOIN: tl.constexpr,
 ):  # fmt: skip
-    """Where something was added, whether the ReLU was open is read from its result y, and not computed again."""
+    """PB pixels at a time, as forward."""
     one = tl.program_id(0)
     model = one // batch
     c, p = tl.program_id(1) * CB + tl.arange(0, CB), tl.arange(0, PB)
-    known = (p < P)[:, None] & (c < C)[None, :]
-    start, at = one.to(tl.int64) * (P * C), p[:, None] * C + c[None, :]
+    start = one.to(tl.int64) * (P * C)
     mean, spread = tl.load(means + one * C + c, c < C, 0.0), tl.load(spreads + one * C + c, c < C, 0.0)
-    a = tl.load(scale + model * C + c, c < C, 0.0)
-    unit = tl.where(known, (tl.load(x + start + at, known, 0.0).to(tl.float32) - mean[None, :]) * spread[None, :], 0.0)
-    slope = tl.load(g + start + at, known, 0.0).to(tl.float32)
-    if RELU:
+    a, b = tl.load(scale + model * C + c, c < C, 0.0), tl.load(shift + model * C + c, c < C, 0.0)
+    by_scale, by_shift = tl.zeros((CB,), tl.float32), tl.zeros((CB,), tl.float32)
+    for p0 in range(0, P, PB):
+        known = (p0 + p < P)[:, None] & (c < C)[None, :]
+        at = start + (p0 + p)[:, None] * C + c[None, :]
+        unit, slope = _norm_slope(x, y, g, at, known, mean, spread, a, b, RELU, JOIN)
         if JOIN:
-            slope = tl.where(tl.load(y + start + at, known, 0.0) > 0, slope, 0.0)
-        else:
-            b = tl.load(shift + model * C + c, c < C, 0.0)
-            slope = tl.where(unit * a[None, :] + b[None, :] > 0, slope, 0.0)
-    if JOIN:
-        tl.store(by_beside + start + at, slope.to(by_beside.dtype.element_ty), known)
-    by_scale, by_shift = tl.sum(slope * unit, 0), tl.sum(slope, 0)
+            tl.store(by_beside + at, slope.to(by_beside.dtype.element_ty), known)
+        by_scale += tl.sum(slope * unit, 0)
+        by_shift += tl.sum(slope, 0)
     tl.store(slopes + one * C + c, by_scale, c < C)
     tl.store(slopes + count + one * C + c, by_shift, c < C)
     even, along = _together(by_shift * a, c, G) / (G * P), _together(by_scale * a, c, G) / (G * P)
-    found = (slope * a[None, :] - even[None, :] - unit * along[None, :]) * spread[None, :]
-    tl.store(dx + start + at, found.to(dx.dtype.element_ty), known)
+    for p0 in range(0, P, PB):
+        known = (p0 + p < P)[:, None] & (c < C)[None, :]
+        at = start + (p0 + p)[:, None] * C + c[None, :]
+        unit, slope = _norm_slope(x, y, g, at, known, mean, spread, a, b, RELU, JOIN)
+        found = (slope * a[None, :] - even[None, :] - unit * along[None, :]) * spread[None, :]
+        tl.store(dx + at, found.to(dx.dtype.element_ty), known)
 
 
 def channels_at_once(shape: torch.Size, groups: int) -> int | None:
-    """Channels of an image that one program normalises, whole groups; None where those would be too many numbers."""
-    *_, height, width, channels = shape
-    pixels, members = triton.next_power_of_2(height * width), channels // groups
-    block = int(triton.next_power_of_2(channels))
-    while (block * pixels > NORMED or block > BESIDE) and block % (2 * members) == 0:
+    """Channels of an image that one program normalises, whole groups; None where those are too many."""
+    channels = shape[-1]
+    block, members = int(triton.next_power_of_2(channels)), channels // groups
+    while block > BESIDE and block % (2 * members) == 0:
         block //= 2
-    return block if block * pixels <= 2 * NORMED and block <= 2 * BESIDE else None
+    return block if block <= 2 * BESIDE else None
 
 
 class _Norm(torch.autograd.Function):
@@ -189,9 +222,9 @@ class _Norm(torch.autograd.Function):
         x, scale, shift = x.contiguous(), scale.contiguous(), shift.contiguous()
         beside = None if beside is None else beside.contiguous()
         models, batch, height, width, channels = x.shape
-        pixels, members = triton.next_power_of_2(height * width), channels // groups
-        block = channels_at_once(x.shape, groups)
+        block, members = channels_at_once(x.shape, groups), channels // groups
         assert block is not None, "to be asked before"
+        pixels = min(int(triton.next_power_of_2(height * width)), NORMED // block)
         ctx.grid, ctx.batch = (models * batch, triton.cdiv(channels, block)), batch
         ctx.sizes = {"C": channels, "G": members, "P": height * width, "CB": block, "PB": pixels, "RELU": relu}
         ctx.sizes |= {"JOIN": beside is not None, "num_warps": min(16, max(4, block * pixels // 1024))}

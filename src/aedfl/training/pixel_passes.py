@@ -294,19 +294,20 @@ def colour_gradient(
 def gather(
     parts, dw, db, size, models, count,
     C: tl.constexpr, F: tl.constexpr, T: tl.constexpr, BIAS: tl.constexpr,
-    CB: tl.constexpr, FB: tl.constexpr, TB: tl.constexpr,
+    CB: tl.constexpr, FB: tl.constexpr, TB: tl.constexpr, TS: tl.constexpr, PB: tl.constexpr,
 ):  # fmt: skip
-    """The sum of the parts [T, C, F] of each model in their order, turned to [F, C, T]."""
+    """The sum of the parts [T, C, F] of each model in a fixed order, PB of them at a time, turned to [F, C, T]. A
+    program has TB of the positions, a TS-th of all."""
     model = tl.program_id(0).to(tl.int64)
-    c, f = tl.program_id(1) * CB + tl.arange(0, CB), tl.program_id(2) * FB + tl.arange(0, FB)
-    t = tl.arange(0, TB)
+    c, f = tl.program_id(1) // TS * CB + tl.arange(0, CB), tl.program_id(2) * FB + tl.arange(0, FB)
+    t, p = tl.program_id(1) % TS * TB + tl.arange(0, TB), tl.arange(0, PB)
     known = (t < T)[:, None, None] & (c < C)[None, :, None] & (f < F)[None, None, :]
     at = model * (T * C * F) + (t[:, None, None] * C + c[None, :, None]) * F + f[None, None, :]
     total = tl.zeros((TB, CB, FB), tl.float32)
-    part = parts
-    for _ in range(0, count):
-        total += tl.load(part + at, known, 0.0)
-        part += size
+    for first in range(0, count, PB):
+        there = (first + p < count)[:, None, None, None] & known[None, :, :, :]
+        away = (first + p).to(tl.int64) * size
+        total += tl.sum(tl.load(parts + away[:, None, None, None] + at[None, :, :, :], there, 0.0), 0)
     known = (f < F)[:, None, None] & (c < C)[None, :, None] & (t < T)[None, None, :]
     at = model * (T * C * F) + (f[:, None, None] * C + c[None, :, None]) * T + t[None, None, :]
     tl.store(dw + at, tl.permute(total, (2, 1, 0)), known)
@@ -314,7 +315,8 @@ def gather(
         if tl.program_id(1) == 0:
             slopes = tl.zeros((FB,), tl.float32)
             part = parts + model * F + models * (T * C * F)
-            for _ in range(0, count):
-                slopes += tl.load(part + f, f < F, 0.0)
-                part += size
+            for first in range(0, count, PB):
+                there = (first + p < count)[:, None] & (f < F)[None, :]
+                away = (first + p).to(tl.int64) * size
+                slopes += tl.sum(tl.load(part + away[:, None] + f[None, :], there, 0.0), 0)
             tl.store(db + model * F + f, slopes, f < F)

@@ -23,6 +23,8 @@ from .convolution import matrix_block, matrix_precision
 
 PROGRAMS = 528
 """Programs that a gradient by the weights is split into: four for each multiprocessor of a large GPU."""
+FEW_PARTS, PARTS = 4, 16
+"""Up to so many parts are added up one by one; of more, so many at a time, by more programs."""
 FEW = 16
 """Fewer channels than this are a few colours: their patches are one operand, whatever the tiles."""
 
@@ -150,10 +152,10 @@ def by_weight(
     )  # fmt: skip
     dw, db = (x.new_empty(sides, dtype=torch.float32) for sides in (weights, biases))
     cb, fb = min(16, int(triton.next_power_of_2(shape.channels))), 16
-    tiles_across = triton.cdiv(shape.channels, cb), triton.cdiv(shape.filters, fb)
-    passes.gather[shape.models, *tiles_across](
+    together, apart = (int(triton.next_power_of_2(kh * kw)), 1) if parts <= FEW_PARTS else (1, kh * kw)
+    passes.gather[shape.models, triton.cdiv(shape.channels, cb) * apart, triton.cdiv(shape.filters, fb)](
         found, dw, db, size, shape.models, parts, C=shape.channels, F=shape.filters, T=kh * kw, BIAS=biased,
-        CB=cb, FB=fb, TB=int(triton.next_power_of_2(kh * kw)), num_warps=4,
+        CB=cb, FB=fb, TB=together, TS=apart, PB=1 if apart == 1 else PARTS, num_warps=4,
     )  # fmt: skip
     return dw, db if biased else None
 
