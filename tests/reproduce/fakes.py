@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,21 @@ TINY = (
 def tiny(method: str = "fedavg", seed: int = 1, until: float = 30.0, changes: Sequence[str] = ()) -> Cell:
     wish = Wish(overrides=(*TINY, *changes), until=until, device="cpu")
     return cell("digits-cnn", method, seed, wish, (), "table2", {})
+
+
+class Told:
+    """Does something once some run is so far."""
+
+    def __init__(self, far: float, then: Callable[[], None]) -> None:
+        self.far, self.then = far, then
+
+    def start(self, label: str, total_virtual: float | None) -> None: ...
+
+    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
+        if virtual_time > self.far:
+            self.then()
+
+    def finish(self) -> None: ...
 
 
 def record(

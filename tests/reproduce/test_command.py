@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from aedfl.data import load
 from aedfl.errors import UserError
 from aedfl.reproduce.plan import targets
 from aedfl.reproduce.records import Store
-from reproduce.fakes import TINY
+from reproduce.fakes import TINY, Told
 
 SMALL = [part for change in TINY for part in ("--set", change)] + ["--until", "20", "--device", "cpu"]
 
@@ -61,6 +62,21 @@ def test_time_that_is_up_ends_cleanly_and_is_made_up_for_later() -> None:
     assert not Path("here/tables").exists()
     assert reproduce(*asked).exit_code == 0
     assert len(list(Store(Path("here/records")))) == 1
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_scheduler_that_ends_it_leaves_what_there_is(processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM, as Ctrl-C; also where Ctrl-C is ignored, as in the background of a shell."""
+    before = signal.getsignal(signal.SIGTERM)
+    told = Told(20.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr("aedfl.reproduce.sitting.teller", lambda say: told)
+    long = [part.replace("20", "1e6") if part == "20" else part for part in SMALL]
+    asked = ("table2", "--settings", "digits-cnn", "--methods", "fedavg", "--seeds", "2", "--out", "here", *long)
+    ended = reproduce(*asked, "--processes", processes)
+    assert ended.exit_code == 130 and "go on by the same command" in ended.output
+    records = list(Store(Path("here/records")))
+    assert records and all(one["reached"] > 0 and not one["complete"] for one in records)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_cells_run_in_processes_of_their_own() -> None:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from aedfl.errors import UserError
 from aedfl.reproduce.plan import Cell
 from aedfl.reproduce.pool import Clock, Outcome
 from aedfl.reproduce.processes import ENDED, LEAD, NOT_BEGUN, Bell, Board, Desk, Processes, Voice, too_little_memory
-from reproduce.fakes import tiny
+from reproduce.fakes import Told, tiny
 from reproduce.test_pool import BROKEN, METHODS, alone
 
 FATAL = """
@@ -116,7 +115,7 @@ def test_a_second_interrupt_ends_what_the_first_waits_for() -> None:
     code = (
         "import os, signal, threading;"
         "from aedfl.reproduce.pool import Clock; from aedfl.reproduce.processes import Processes;"
-        "from reproduce.fakes import tiny; from reproduce.test_processes import Told;"
+        "from reproduce.fakes import Told, tiny;"
         "send = lambda: os.kill(os.getpid(), signal.SIGINT);"
         "tell = lambda: (threading.Timer(0.3, send).start(), send());"
         "jobs = [(0, tiny('fedavg', until=1e7).config), (1, tiny('fedbuff', until=1e7).config)];"
@@ -139,21 +138,6 @@ def test_a_mistake_of_a_persons_is_theirs_to_know(tmp_path: Path) -> None:
 
 def test_without_time_nothing_begins() -> None:
     assert run([tiny("fedavg")], clock=Clock(0.0)) == {}
-
-
-class Told:
-    """Does something once some run is so far."""
-
-    def __init__(self, far: float, then: Callable[[], None]) -> None:
-        self.far, self.then = far, then
-
-    def start(self, label: str, total_virtual: float | None) -> None: ...
-
-    def advance(self, virtual_time: float, accuracy: float | None, updates: int, updates_per_second: float) -> None:
-        if virtual_time > self.far:
-            self.then()
-
-    def finish(self) -> None: ...
 
 
 def test_who_is_interrupted_leaves_what_there_is() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import functools
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 import typer
@@ -23,7 +26,7 @@ errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Interrupted(Exception):
-    """Ctrl-C; the message says how to go on."""
+    """Ctrl-C or SIGTERM; the message says how to go on."""
 
 
 def tidy(command: Callable[P, R]) -> Callable[P, R]:
@@ -43,6 +46,20 @@ def tidy(command: Callable[P, R]) -> Callable[P, R]:
             raise _end(_disk(error), FAILED) from None
 
     return wrapped
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """While it lasts, SIGTERM does what Ctrl-C does: schedulers send it when time is up, and to what runs in the
+    background, where a shell has Ctrl-C ignored, a person does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(sentence: str, code: int, kind: str = "error") -> typer.Exit:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import UserError
-from .outcome import Interrupted, console, errors, tidy
+from .outcome import Interrupted, console, errors, stoppable, tidy
 
 if TYPE_CHECKING:
     from ..reproduce.plan import Wish
@@ -122,7 +122,8 @@ def _command(name: str) -> Callable[..., None]:
         store, count = Store(folder / "records"), _processes(processes, at_once)
         sitting = Sitting(store, _say, clock, at_once, checkpoints, _share(share), count)
         try:
-            sitting.run(wanted)
+            with stoppable():
+                sitting.run(wanted)
         except KeyboardInterrupt:
             raise Interrupted("finished cells are kept; go on by the same command") from None
         if not records_only:
@@ -264,9 +265,10 @@ def tune(
 
     tried = wish.methods or tuning.methods()
     try:
-        sitting.run(tuning.plan(setting, tried, count, wish))
-        sitting.run(tuning.plan_further(setting, tried, frozen(), wish))
-        sitting.run(tuning.plan_late(setting, tried, frozen(), wish))
+        with stoppable():
+            sitting.run(tuning.plan(setting, tried, count, wish))
+            sitting.run(tuning.plan_further(setting, tried, frozen(), wish))
+            sitting.run(tuning.plan_late(setting, tried, frozen(), wish))
     except KeyboardInterrupt:
         frozen()
         raise Interrupted("finished trials are kept; go on by the same command") from None

@@ -137,7 +137,7 @@ class Processes(Generic[Tag]):
         self._short.clear()
         try:
             # What processes inherit: a terminal tells them all, and the parent decides.
-            with _at_ctrl_c(signal.SIG_IGN):
+            with _handled(signal.SIG_IGN, signal.SIGINT):
                 for at, (number, (_, config)) in enumerate(runs):
                     waiting[executor.submit(_work, at, config, self.checkpoints)] = number
             while waiting:
@@ -149,7 +149,7 @@ class Processes(Generic[Tag]):
             raise
         finally:
             board.stopped.value = 1
-            with _at_ctrl_c(_kill):
+            with _handled(_kill, signal.SIGINT, signal.SIGTERM):
                 executor.shutdown(wait=True, cancel_futures=True)
                 self._gather({one: number for one, number in waiting.items() if _went_well(one)}, left, count, 0.0)
 
@@ -182,16 +182,17 @@ def _went_well(future: Future[Any]) -> bool:
 
 
 @contextmanager
-def _at_ctrl_c(handler: Handler) -> Iterator[None]:
-    """Something else happens there than that this program stops."""
+def _handled(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
+    """Something else happens at these signals than that this program stops."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, handler)
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def _kill(*_: object) -> None:
