@@ -2,9 +2,9 @@
 
     python bench/steps.py --out steps.json
 
-Local training as the settings of the paper's larger networks ask for it (bf16, weight decay, clipping), 50 samples a
-model and step, random images. A step is that of the median of three trainings of 40; kernels are those of one training
-under PyTorch's profiler, microseconds and calls a step, largest first.
+Local training as it is with the paper's larger networks (bf16, weight decay, clipping), 50 samples a model and step,
+random images. A step is a fortieth of the median of three trainings, loading included; kernels are those of one
+training under PyTorch's profiler, microseconds and calls a step, largest first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,9 @@ from aedfl.task import Task
 from aedfl.training.grouped import GroupedTrainer
 from aedfl.training.plan import Plan, TrainJob
 
-MODELS, BATCH, STEPS, SAMPLES, SHOWN = 20, 50, 40, 1000, 20
+MODELS, BATCH, STEPS, SAMPLES = 20, 50, 40, 1000
+SHOWN, WIDTH = 20, 100
+"""Kernels listed, and letters of their names; those that begin alike count as one."""
 DECAY, BOTH, CLIP = (
     Plan(batch_size=BATCH, weight_decay=decay, clip_norm=clip) for decay, clip in ((3e-3, None), (3e-3, 5.0), (0, 5.0))
 )
@@ -56,15 +59,14 @@ def measured(name: str, side: int, classes: int, plan: Plan, masked: bool) -> di
     us, calls = Counter[str](), Counter[str]()
     for event in watched.events() or ():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            us[event.name] += event.device_time
-            calls[event.name] += 1
-    most = us.most_common(SHOWN)
-    kernels = {one[:100]: [round(spent / STEPS, 1), round(calls[one] / STEPS, 1)] for one, spent in most}
+            us[event.name[:WIDTH]] += event.device_time
+            calls[event.name[:WIDTH]] += 1
+    kernels = {one: [round(spent / STEPS, 1), round(calls[one] / STEPS, 1)] for one, spent in us.most_common(SHOWN)}
     step = 1e6 * median(seconds[1:]) / STEPS
     return {"us": round(step), "samples_per_second": round(1e6 * MODELS * BATCH / step), "kernels": kernels}
 
 
-def timed(call: Any) -> float:
+def timed(call: Callable[[], object]) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
     call()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -77,6 +78,15 @@ def errors(shape: Shape, tiles: PixelTiles, device: str, dtype: torch.dtype = to
         return {which: _error(*pair) for which, pair in found.items()}
 
 
+def parted_errors(device: str) -> dict[str, float]:
+    """Of gradients by weights that lie in more parts than are added up at a time."""
+    from aedfl.training import pixels
+
+    tiles = PixelTiles(32, 32, 32, warps=2, stages=1)
+    with patch.object(pixels, "PARTS", 2):
+        return errors(CONVOLUTIONS["gradients in many parts"], tiles, device)
+
+
 def chained_errors(device: str) -> dict[str, float]:
     """Two convolutions with a ReLU between them, which is in the first and closed by the second; weights and biases as
     an evaluation has them, pieces of longer vectors. What comes out is added to what went in, relayed by the first."""
@@ -110,7 +120,9 @@ def norm_errors(sizes: tuple[int, ...], relu: bool, join: bool, device: str) -> 
 
     torch.manual_seed(0)
     models, batch, height, width, channels, groups = sizes
-    x, beside = (torch.randn(models, batch, height, width, channels, device=device, requires_grad=True) for _ in "xb")
+    sizes_of_images = models, batch, height, width, channels
+    x = (torch.randn(sizes_of_images, device=device) + 5).requires_grad_()  # an offset must not cost digits
+    beside = torch.randn(sizes_of_images, device=device, requires_grad=True)
     scale, shift = (torch.randn(models, channels, device=device, requires_grad=True) for _ in range(2))
     inputs = [x, scale, shift, *([beside] if join else ())]
     doubles = [part.detach().double().requires_grad_() for part in inputs]
@@ -124,9 +136,8 @@ def shares_norms_out() -> bool:
     """As many channels a program as groups and sums over them allow; none where a group is too large."""
     from aedfl.training.pixel_layers import channels_at_once
 
-    cases = {(8, 8, 64, 8): 64, (64, 64, 16, 4): 16, (4, 4, 512, 32): 64, (1, 1, 512, 1): None}
-    cases |= {(128, 128, 96, 32): 128, (2, 2, 2048, 32): 64}
-    found = {sizes: channels_at_once(torch.Size((2, 2, *sizes[:3])), sizes[3]) for sizes in cases}
+    cases = {(64, 8): 64, (16, 4): 16, (512, 32): 64, (512, 1): None, (96, 32): 128, (2048, 32): 64}
+    found = {sizes: channels_at_once(*sizes) for sizes in cases}
     return found == cases
 
 
@@ -190,7 +201,7 @@ def interpreted() -> dict[str, dict[str, float]]:
         found[f"norm, {name}, {relu}, {join}"] = norm_errors(sizes, relu, join, "cpu")
     found |= {f"pool, {size}": pool_errors(*size, "cpu") for size in ((8, 8), (5, 7))}
     found |= {f"sum, {sizes}": sum_errors(sizes, "cpu") for sizes in ((1, 40, 300), (3, 5, 7), (2, 1, 5))}
-    return found | {"chained": chained_errors("cpu")}
+    return found | {"parted": parted_errors("cpu"), "chained": chained_errors("cpu")}
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from training.tasks import built_in, jobs, with_masks
 
 PLANS = {
     "textcnn": Plan(batch_size=4, probe=True),
-    "resnet8": Plan(batch_size=4, weight_decay=0.1),
+    "resnet8": Plan(batch_size=4, probe=True, weight_decay=0.1, clip_norm=1.0),
     "vgg9": Plan(batch_size=4, probe=True),
 }
 
 
 def error(name: str) -> float:
-    """How far the trained parameters are off, relative to how far training has moved them."""
+    """How far the trained parameters are off, relative to how far training has moved them, or the first gradient."""
     torch.backends.cudnn.allow_tf32 = False
     task, plan = built_in(name), PLANS[name]
     given = with_masks(task, jobs(task, sizes=(3, 9, 6)))
@@ -28,8 +28,12 @@ def error(name: str) -> float:
         found = GroupedTrainer(task).train(plan, given)
     alone = SequentialTrainer(task).train(plan, given)
     apart = [
-        (one.vector - other.vector).norm() / (other.vector - job.vector).norm()
+        distance
         for one, other, job in zip(found, alone, given, strict=True)
+        for distance in (
+            (one.vector - other.vector).norm() / (other.vector - job.vector).norm(),
+            (one.gradient - other.gradient).norm() / other.gradient.norm(),
+        )
     ]
     return float(torch.stack(apart).max())
 

@@ -147,6 +147,10 @@ def test_convolution_in_bf16_with_the_tiles_chosen_for_it(case: str, which: Pass
     assert all_below({name: error for name, error in found.items() if name.startswith(which)}, 1e-2)
 
 
+def test_gradients_by_weights_in_more_parts_than_are_added_at_a_time() -> None:
+    assert all_below(pixels.parted_errors("cuda"), 2e-6)
+
+
 def test_convolutions_with_a_relu_between_them_and_a_sum_after() -> None:
     assert all_below(pixels.chained_errors("cuda"), 2e-6)
 

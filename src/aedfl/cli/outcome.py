@@ -50,8 +50,8 @@ def tidy(command: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While it lasts, SIGTERM does what Ctrl-C does: schedulers send it when time is up, and to what runs in the
-    background, where a shell has Ctrl-C ignored, a person does."""
+    """While it lasts, SIGTERM to this process does what Ctrl-C does, which a shell has ignored for what runs in its
+    background."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -187,8 +187,10 @@ def _handled(handler: Handler, *numbers: signal.Signals) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = dict[signal.Signals, Any]()
     try:
+        for number in numbers:
+            before[number] = signal.signal(number, handler)
         yield
     finally:
         for number, old in before.items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 
-from .objective import RANDOMNESS, LossFn
+from .objective import LossFn
 
 Operator = Callable[[Tensor], Tensor]
 """A symmetric matrix as its action on vectors: [P] to [P], or a stack [K, P] to [K, P]."""
@@ -43,7 +43,7 @@ def curvature(loss_fn: LossFn, vector: Tensor, chunk: int | None = None) -> Curv
         return pull(v, create_graph=False)[0]
 
     def product(v: Tensor) -> Tensor:
-        return one(v) if v.dim() == 1 else vmap(one, chunk_size=chunk, randomness=RANDOMNESS)(v)
+        return one(v) if v.dim() == 1 else vmap(one, chunk_size=chunk)(v)
 
     return Curvature(loss, gradient, product)
 

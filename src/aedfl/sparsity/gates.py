@@ -18,7 +18,7 @@ from torch.func import vjp, vmap
 
 from .groups import ChannelGroups
 from .kinds import Side
-from .objective import RANDOMNESS, Objective
+from .objective import Objective
 from .tables import positions
 
 Gates = dict[tuple[str, Side], Tensor]
@@ -43,7 +43,7 @@ def unit_slopes(objective: Objective, m: Tensor, groups: ChannelGroups, weights:
             return objective.outputs(m, objective.x).reshape(samples, -1)
 
     _, pull = cast("Pull", vjp(outputs, ones))
-    slopes = vmap(lambda weight: pull(weight, create_graph=False)[0], randomness=RANDOMNESS)(weights)
+    slopes = vmap(lambda weight: pull(weight, create_graph=False)[0])(weights)
     flat = [slopes[name, side] for name, side, _ in places]
     padded = torch.cat([*flat, weights.new_zeros(*weights.shape[:2], 1)], -1)
     return padded[..., positions(torch.cat([ids for *_, ids in places]), groups.count)].sum(-1)

@@ -20,7 +20,7 @@ from ..transfer import sent
 from .curvature import curvature, rademacher
 from .lanczos import lanczos
 from .loss_change import Form, Probes
-from .objective import RANDOMNESS, Objective
+from .objective import Objective
 from .rate import gap_rate, lipschitz, merge_rates
 from .saliency import blend, draw, saliency
 from .select import prune
@@ -158,7 +158,7 @@ class Prune(Op):
         if any(len({one.shape for one in column}) > 1 for column in inputs):
             return [self._look(module, *given) for given in zip(*inputs, strict=True)]
         stacked = [torch.stack(inputs.pop(0)) for _ in range(len(inputs))]
-        found = vmap(lambda *given: self._look(module, *given), randomness=RANDOMNESS)(*stacked)
+        found = vmap(lambda *given: self._look(module, *given))(*stacked)
         return list(zip(*found, strict=True))
 
     def _inputs(self, vector: Tensor, initial: Tensor, rows: Indices, key: int, largest: Tensor) -> tuple[Tensor, ...]:

@@ -13,9 +13,6 @@ from torch.nn import functional as F
 
 from aedfl.layout import Layout
 
-RANDOMNESS = "different"
-"""What `vmap` makes of random numbers. Nothing here draws any; but on a GPU (an H200, PyTorch 2.11) it was seen to find
-an operation that does in the middle of a pruning step of many devices, and refused it. Which one is not known."""
 LossFn = Callable[[Tensor], Tensor]
 """From a parameter vector [P] to a scalar, twice differentiable."""
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +55,7 @@ class Objective:
             return self.loss(output.view(1, *outputs.shape[1:]), target[None])
 
         flat = outputs.reshape(len(outputs), -1)
-        bends = vmap(jacrev(jacrev(single)), randomness=RANDOMNESS)(flat, self.y).double().nan_to_num()
+        bends = vmap(jacrev(jacrev(single)))(flat, self.y).double().nan_to_num()
         values, vectors = torch.linalg.eigh(bends)  # in double: sure samples have tiny eigenvalues close together
         root: Tensor = (vectors * values.clamp(min=0).sqrt()[..., None, :]).to(outputs.dtype)
         return root

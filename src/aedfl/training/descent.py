@@ -69,7 +69,7 @@ def descend(
     plan: Plan, weights: Parts, gradients: Parts, masks: Parts | None, anchors: Parts | None, velocity: Parts | None,
     rate: Tensor,
 ) -> None:  # fmt: skip
-    """Moves weights by `rate` [N] times their gradients, after proximal pull, decay, mask, clipping and momentum."""
+    """Moves weights by minus `rate` [N] times their gradients, after pull, decay, mask, clipping and momentum."""
     gradients = [part.contiguous() for part in gradients]
     sizes, nothing = [part[0].numel() for part in weights], [None] * len(weights)
     masked, pulled, moved = masks or nothing, anchors or nothing, velocity or nothing

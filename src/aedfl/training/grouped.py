@@ -201,7 +201,9 @@ class GroupedTrainer:
         rows = batch.rows.index_select(0, batch.step)[0]
         present = batch.present.index_select(0, batch.step)[0]
         keys = batch.keys + batch.step
-        plain = not (first and plan.probe) and _is_plain(plan)
+        kept = first and plan.probe
+        plain = not kept and _is_plain(plan) and not (self._fast and batch.masks is not None)
+        one_pass = self._fast and not plain
         active = present.sum(1).clamp(max=1.0)
         losses = self._losses(batch.weights, rows, present, keys)
         scale = batch.lr * active if plain else active
@@ -210,12 +212,11 @@ class GroupedTrainer:
             batch.loss.add_(losses * active)
             if first:
                 batch.first_loss.copy_(losses)
-            in_one_pass = self._fast and not plain
-            if batch.masks is not None and not (in_one_pass and not first):
+            if batch.masks is not None and (kept or not one_pass):
                 torch._foreach_mul_(gradients, batch.masks)
-            if first and plan.probe:
+            if kept:
                 torch._foreach_copy_(batch.first_gradient, gradients)
-            if in_one_pass:
+            if one_pass:
                 parts = batch.weights, gradients, batch.masks, batch.anchors, batch.velocity
                 kernels().descend(plan, *parts, batch.lr * active)
             else:

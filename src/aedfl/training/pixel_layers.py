@@ -205,9 +205,8 @@ def _norm_gradient(
         tl.store(dx + at, found.to(dx.dtype.element_ty), known)
 
 
-def channels_at_once(shape: torch.Size, groups: int) -> int | None:
-    """Channels of an image that one program normalises, whole groups; None where those are too many."""
-    channels = shape[-1]
+def channels_at_once(channels: int, groups: int) -> int | None:
+    """How many of an image's channels one program normalises, whole groups; None where those are too many."""
     block, members = int(triton.next_power_of_2(channels)), channels // groups
     while block > BESIDE and block % (2 * members) == 0:
         block //= 2
@@ -222,7 +221,7 @@ class _Norm(torch.autograd.Function):
         x, scale, shift = x.contiguous(), scale.contiguous(), shift.contiguous()
         beside = None if beside is None else beside.contiguous()
         models, batch, height, width, channels = x.shape
-        block, members = channels_at_once(x.shape, groups), channels // groups
+        block, members = channels_at_once(channels, groups), channels // groups
         assert block is not None, "to be asked before"
         pixels = min(int(triton.next_power_of_2(height * width)), NORMED // block)
         ctx.grid, ctx.batch = (models * batch, triton.cdiv(channels, block)), batch

@@ -121,8 +121,8 @@ def by_input(
 def by_weight(
     shape: Shape, x: Tensor, g: Tensor, biased: bool, tiles: PixelTiles
 ) -> tuple[Tensor, Tensor | None]:
-    """Each part of the positions has a sum of its own; the parts are added in order. The kernel has three rows and
-    columns at most."""
+    """Each part of the positions has a sum of its own; the parts are added in a fixed order. The kernel has three rows
+    and columns at most."""
     (oh, ow), (kh, kw) = shape.out, shape.kernel
     positions, filters = shape.batch * oh * ow, matrix_block(shape.filters, tiles.others)
     if shape.channels < FEW:
@@ -152,10 +152,11 @@ def by_weight(
     )  # fmt: skip
     dw, db = (x.new_empty(sides, dtype=torch.float32) for sides in (weights, biases))
     cb, fb = min(16, int(triton.next_power_of_2(shape.channels))), 16
-    together, apart = (int(triton.next_power_of_2(kh * kw)), 1) if parts <= FEW_PARTS else (1, kh * kw)
+    few = parts <= FEW_PARTS
+    together, apart = (int(triton.next_power_of_2(kh * kw)), 1) if few else (1, kh * kw)
     passes.gather[shape.models, triton.cdiv(shape.channels, cb) * apart, triton.cdiv(shape.filters, fb)](
         found, dw, db, size, shape.models, parts, C=shape.channels, F=shape.filters, T=kh * kw, BIAS=biased,
-        CB=cb, FB=fb, TB=together, TS=apart, PB=1 if apart == 1 else PARTS, num_warps=4,
+        CB=cb, FB=fb, TB=together, TS=apart, PB=1 if few else PARTS, num_warps=4,
     )  # fmt: skip
     return dw, db if biased else None
 

@@ -241,7 +241,7 @@ def _kernel_join(layer: Any, name: str, named: Named, x: Act, beside: Act) -> Ac
 def _normed_by_pixels(layer: Any, x: Act) -> bool:
     if x.form != "pixels":
         return False
-    return kernels().pixel_layers.channels_at_once(x.data.shape, layer.num_groups) is not None
+    return kernels().pixel_layers.channels_at_once(x.data.shape[-1], layer.num_groups) is not None
 
 
 def _kernel_norm(layer: Any, weight: Tensor, bias: Tensor, x: Act, relu: bool) -> Act:
