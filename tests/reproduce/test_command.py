@@ -66,7 +66,7 @@ def test_time_that_is_up_ends_cleanly_and_is_made_up_for_later() -> None:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_scheduler_that_ends_it_leaves_what_there_is(processes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM to the command itself, as Ctrl-C."""
+    """SIGTERM does what Ctrl-C does."""
     before = signal.getsignal(signal.SIGTERM)
     told = Told(20.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr("aedfl.reproduce.sitting.teller", lambda say: told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -125,9 +126,28 @@ def test_a_second_interrupt_ends_what_the_first_waits_for() -> None:
     assert "KeyboardInterrupt" in ended.stderr and "Ctrl-C again" in ended.stdout
 
 
+def test_who_ends_the_group_of_processes_ends_no_run_before_its_batch() -> None:
+    code = (
+        "import os, signal; from multiprocessing import active_children;"
+        "from aedfl.cli.outcome import stoppable; from aedfl.reproduce.pool import Clock;"
+        "from aedfl.reproduce.processes import Processes; from reproduce.fakes import Told, tiny;"
+        "settled = lambda: all(os.getpgid(child.pid) == child.pid for child in active_children());"
+        "tell = lambda: settled() and os.killpg(os.getpgrp(), signal.SIGTERM);"
+        "save = lambda tag, outcome: print('kept', tag, bool(outcome.rows), outcome.error);"
+        "jobs = [(0, tiny('fedavg', until=1e7).config), (1, tiny('fedbuff', until=1e7).config)];"
+        "stop = stoppable(); stop.__enter__();"
+        "Processes(jobs, save, Clock(), 2, Told(20.0, tell)).run()"
+    )
+    ended = in_a_process(code)
+    assert "KeyboardInterrupt" in ended.stderr and "died" not in ended.stdout
+    assert re.search(r"kept [01] True \n", ended.stdout)
+
+
 def in_a_process(code: str) -> subprocess.CompletedProcess[str]:
+    """In a group of its own, since it is about signals."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    options: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "timeout": 120}
+    return subprocess.run([sys.executable, "-c", code], start_new_session=True, **options)
 
 
 def test_a_mistake_of_a_persons_is_theirs_to_know(tmp_path: Path) -> None:

@@ -277,8 +277,10 @@ class Bell(Clock):
 
 
 def _settle(places: Any, desk: Desk) -> None:
-    """A process begins: it has cores of its own, and goes when its parent is gone."""
+    """A process begins: it has cores of its own, and goes when its parent is gone. A signal to the parent's group, as
+    `timeout` and schedulers send it, is for the parent to act on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
     place = places.get()
     if hasattr(os, "sched_setaffinity") and not desk.on_gpu:
         cores = sorted(os.sched_getaffinity(0))
