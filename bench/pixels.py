@@ -11,23 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
+import steps
 import torch
 
 from aedfl.bench.stamp import stamp
-from aedfl.data import Dataset, Split
-from aedfl.models import build
-from aedfl.task import Task
 from aedfl.training.choice import PixelTiles, Shape, choose, pixel_tiles
 
-MODELS, BATCH = 20, 50
+MODELS, BATCH = steps.MODELS, steps.BATCH
 LAYERS = {  # channels, size, filters, kernel, stride
     "3 to 16 at 32": (3, 32, 16, 3, 1),
     "16 to 16 at 32": (16, 32, 16, 3, 1),
@@ -233,28 +231,17 @@ def use_best(rows: list[dict[str, Any]]) -> None:
 
 def step_us(name: str, dtype: torch.dtype, apart: bool) -> float:
     """Microseconds of a training step of 20 models, 50 samples each."""
-    from aedfl.training.grouped import GroupedTrainer
-    from aedfl.training.plan import Plan, TrainJob
+    from aedfl.training.plan import Plan
     from aedfl.training.stacked import Stacked
 
-    drawn = torch.Generator().manual_seed(0)
-    x, y = torch.randn(1000, 3, 32, 32, generator=drawn), torch.randint(0, 10, (1000,), generator=drawn)
-    split = Split(x, y)
-    task = Task(build(name, (3, 32, 32), 10, seed=0), Dataset("random", split, split, 10, None), device="cuda")
-    trainer = GroupedTrainer(task, bf16=dtype is torch.bfloat16)
-    stacked = Stacked.of(task.module.train(), side_by_side=not apart)
+    trainer, jobs = steps.prepared(name, 32, 10, bf16=dtype is torch.bfloat16)
+    stacked = Stacked.of(trainer.task.module.train(), side_by_side=not apart)
     assert stacked is not None
     trainer.forward = stacked
-    jobs = [TrainJob(task.start.cuda(), np.arange(1000), (0, i), 0.001, 5) for i in range(MODELS)]
-    seconds = []
-    for _ in range(4):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        results = trainer.train(Plan(batch_size=BATCH), jobs)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    assert bool(torch.isfinite(results[0].vector).all())
-    return round(1e4 * sorted(seconds[1:])[1], 1)
+    train = partial(trainer.train, Plan(batch_size=BATCH), jobs)
+    seconds = [steps.timed(train) for _ in range(4)]
+    assert bool(torch.isfinite(train()[0].vector).all())
+    return round(1e6 * median(seconds[1:]) / steps.STEPS, 1)
 
 
 def main() -> None:
