@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vjp, vmap
 
+from ..transfer import sent
 from .objective import LossFn
 
 Operator = Callable[[Tensor], Tensor]
@@ -53,8 +55,11 @@ def hvp(loss_fn: LossFn, vector: Tensor, v: Tensor, chunk: int | None = None) ->
     return curvature(loss_fn, vector, chunk).hessian(v)
 
 
-_SIGNS = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)).float() * 2 - 1
-"""The signs [256, 8] that each byte stands for."""
+@cache
+def _signs(device: torch.device | str) -> Tensor:
+    """The signs [256, 8] that each byte stands for."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)
+    return (torch.from_numpy(bits).float() * 2 - 1).to(device)
 
 
 def rademacher(seed: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
@@ -67,8 +72,8 @@ def rademacher(seed: int, shape: Sequence[int], device: torch.device | str = "cp
     generator = np.random.Generator(np.random.PCG64(seed))
     width = -(-entries // 8)
     drawn = np.frombuffer(bytearray(generator.bytes(rows * width)), np.uint8)
-    packed = torch.from_numpy(drawn).to(device)
-    signs = _SIGNS.to(device).index_select(0, packed.int())
+    packed = sent(torch.from_numpy(drawn), torch.device(device))
+    signs = _signs(device).index_select(0, packed.int())
     return signs.view(rows, 8 * width)[:, :entries].reshape(tuple(shape))
 
 

@@ -163,10 +163,11 @@ class Prune(Op):
 
     def _inputs(self, vector: Tensor, initial: Tensor, rows: Indices, key: int, largest: Tensor) -> tuple[Tensor, ...]:
         task, budget = self.task, self.budget
-        x, y = task.gather(torch.as_tensor(rows, device=vector.device))
+        x, y = task.gather(sent(torch.as_tensor(rows), vector.device))
         seed = torch_seed(key, "signs")
         signs = draw(seed, task.filters, len(rows), task.output_size, budget.probes, budget.draws)
-        start = rademacher(torch_seed(key, "start"), (task.layout.parameters,), vector.device)
+        wanted = task.layout.parameters if self.rate == "gap" else 0  # where Lanczos' iteration begins
+        start = rademacher(torch_seed(key, "start"), (wanted,), vector.device)
         return vector, initial, x, y, signs.entries, signs.outputs, start, largest
 
     def _look(
