@@ -34,7 +34,7 @@ from aedfl.net.kit import gather
 from aedfl.net.local import Local
 
 Rows = list[dict[str, Any]]
-KEYS = ("updates", "staleness", "accuracy")
+KEYS = ("updates", "merged_models", "staleness", "accuracy")
 LEAST = 1e-3
 """Seconds of an update's FLOPs, where they do not show in what was measured."""
 BURDENED = """import sys

@@ -97,6 +97,21 @@ def test_dynamic_weights_follow_the_formula(power: float, counted: bool) -> None
     assert np.allclose(weights.numpy(), raw / raw.sum(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("power", [0.0, 1.0])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_model_whose_loss_is_no_number_is_left_out(power: float, loss: float) -> None:
+    """Neighbours may have diverged, or the device itself: whoever has not keeps its model."""
+    fine, broken = torch.ones(P), torch.full((P,), float("nan"))
+    for vectors, losses, expected in (
+        ((fine, broken), (scalar(1.0), scalar(loss)), [1.0, 0.0]),
+        ((broken, fine), (scalar(loss), scalar(1.0)), [0.0, 1.0]),
+    ):
+        job = (vectors, (None, None), np.array([1, 1]), np.array([1]), losses, torch.ones(2), torch.tensor([True]),
+               torch.tensor(0))  # fmt: skip
+        ((merged, weights),) = Merge(dynamic=True, loss_power=power).run([job])
+        assert weights.tolist() == expected and torch.equal(merged, fine)
+
+
 def test_what_only_neighbours_hold_is_theirs_and_ready_to_come_back() -> None:
     """The second entry is pruned here; the stored value must not be what a unit comes back with."""
     own, other = torch.tensor([1.0, -9.0]), torch.tensor([3.0, 5.0])

@@ -96,6 +96,8 @@ def _latex(field: Text) -> str:
 LEGEND = (
     "Mean ± standard deviation over seeds; best in bold. Accuracy is that of the mean (or the server's) model, "
     "beside it the mean of the devices' own models, both on test data and as the mean of the last three measurements. "
+    "A device's own model is the last it published: with AEDFL, HRank, FedAP, HAP and AD-PSGD after merging, "
+    "with DisPFL and where a server merges after training. "
     "Times are to the paper's target and, once FedAvg was run, to 95 % of its accuracy. "
     "MMACs: multiply-accumulates of a forward pass, mean of the devices. "
     f"`{NOT_REACHED}`: target not reached, `{NOT_RUN}`: not run yet."
