@@ -140,6 +140,9 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(runner: Runner, args: list[st
         (KeyboardInterrupt(), 130, "interrupted: go on with: aedfl run --resume o"),
         (OSError(errno.ENOSPC, "No space left on device", "o/metrics.jsonl"), 1, "no space left on the disk"),
         (PermissionError(errno.EACCES, "Permission denied", "o"), 1, "no permission to use 'o'"),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "o"), 1, "'o' cannot be used: no such file"),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory", "o"), 1, "'o' cannot be used: not a directory"),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "o"), 1, "'o' cannot be used: is a directory"),
     ],
 )
 def test_failures_end_with_a_sentence_and_a_code(runner: Runner, failure: BaseException, code: int, words: str) -> None:

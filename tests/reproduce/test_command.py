@@ -190,6 +190,8 @@ def test_shares_do_everything_once_between_them() -> None:
         (("tune", "digits-cnn", "--trials", "9"), "--trials 9: aedfl has 4, and there must be at least one"),
         (("tune", "digits-cnn", "--methods", "aedfl-p"), "method 'aedfl-p' has no trials to tune"),
         (("collect", "nowhere"), "nowhere does not exist"),
+        (("table1", "--tuning", "nowhere"), "--tuning nowhere: there is no such folder"),
+        (("tables", "--out", "nowhere"), "nowhere/records holds no records"),
     ],
 )
 def test_a_mistake_is_one_sentence(args: tuple[str, ...], words: str) -> None:

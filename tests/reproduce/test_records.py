@@ -92,6 +92,24 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         Store(store.folder)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"3\n", "line 1 is no record"), (b'{"setting": "x"}\n', "line 1 is no record"), (b"\xff\xfe\x00", "is no text")],
+)
+def test_what_is_no_record_is_said_in_one_sentence(content: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / "cifar10-lenet.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        Store(tmp_path)
+
+
+def test_where_nothing_can_be_written_nothing_is_run(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    lines: list[str] = []
+    with pytest.raises(OSError, match="taken"):
+        Sitting(Store(tmp_path / "taken" / "records"), lines.append).run([tiny("fedavg")])
+    assert len(lines) == 1 and "1 runs to go" in lines[0]
+
+
 def test_what_comes_after_a_line_that_was_cut_off_is_not_lost(tmp_path: Path) -> None:
     store = store_of(tmp_path, record("fedavg", [0.1, 0.2]), record("fedprox", [0.1, 0.2]))
     path = store.folder / "cifar10-lenet.jsonl"

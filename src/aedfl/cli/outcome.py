@@ -74,4 +74,6 @@ def _disk(error: OSError) -> str:
         return f"no space left on the disk{where}; free some and go on with --resume"
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return f"no permission to use '{error.filename}'"
+    if error.filename is not None and error.strerror:
+        return f"'{error.filename}' cannot be used: {error.strerror[:1].lower()}{error.strerror[1:]}"
     raise error

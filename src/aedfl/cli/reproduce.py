@@ -118,7 +118,7 @@ def _command(name: str) -> Callable[..., None]:
         clock = Clock(_positive("--minutes", minutes))
         wish = _wish(settings, methods, seeds, overrides, quick, until, data, device)
         folder = out or (QUICK if quick else RESULTS)
-        wanted = plan.cells(plan.target(name), wish, frozen(tuning or RESULTS / "tuning"))
+        wanted = plan.cells(plan.target(name), wish, frozen(_choices(tuning)))
         store, count = Store(folder / "records"), _processes(processes, at_once)
         sitting = Sitting(store, _say, clock, at_once, checkpoints, _share(share), count)
         try:
@@ -139,6 +139,13 @@ def _share(given: str | None) -> tuple[int, int]:
     if not (slash and place.isdecimal() and count.isdecimal() and 1 <= int(place) <= int(count)):
         raise UserError(f"--share is '{given}'; allowed is K/N with K from 1 to N, such as 2/8")
     return int(place), int(count)
+
+
+def _choices(tuning: Path | None) -> Path:
+    """Where tuning's choices lie; a folder that is named has to be there, so that no typing error is taken for none."""
+    if tuning is not None and not tuning.is_dir():
+        raise UserError(f"--tuning {tuning}: there is no such folder; an empty one stands for no choices")
+    return tuning or RESULTS / "tuning"
 
 
 def _processes(count: int, at_once: int | None) -> int:
@@ -179,11 +186,18 @@ def tables(
     until: Until = None,
 ) -> None:
     """Write all tables, plots and the overview anew, from the records alone."""
-    from ..reproduce import plan, publish
     from ..reproduce.records import Store
 
-    end = _positive("--until", until)
     store = Store((out or RESULTS) / "records")
+    if not any(True for _ in store):
+        raise UserError(f"{store.folder} holds no records, from which tables are written; --out names another folder")
+    _write_all(store, out, _positive("--until", until))
+
+
+def _write_all(store: Store, out: Path | None, end: float | None = None) -> None:
+    """Tables, plots and overview, as far as there are records; compared at another end, in a folder of their own."""
+    from ..reproduce import plan, publish
+
     folder = out or (RESULTS if end is None else OWN)
     if end is None:
         files = publish.everything(store)
@@ -203,10 +217,11 @@ def collect(
 ) -> None:
     """Take over records that were made elsewhere, then write all tables anew."""
     from ..reproduce.collect import collect as take
+    from ..reproduce.records import Store
 
     outcome = take(sources, out or RESULTS, replace)
     _say(f"taken over: {outcome.taken} records; left: {outcome.left} that do not go as far as those here")
-    tables(out)
+    _write_all(Store((out or RESULTS) / "records"), out)
 
 
 def status(
@@ -219,7 +234,7 @@ def status(
     from ..reproduce.tune import frozen
 
     folder = out or RESULTS
-    for line in report(Store(folder / "records"), frozen(tuning or RESULTS / "tuning")):
+    for line in report(Store(folder / "records"), frozen(_choices(tuning))):
         _say(line)
 
 

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -21,6 +22,9 @@ from .plan import Cell, Key, resolved_hyper
 from .pool import Outcome
 
 Record = dict[str, Any]
+
+HEAD = ("setting", "method", "seed", "changes", "tuned", "config", "reached")
+"""What every record has, however it ended."""
 
 CURVE = ("time", "accuracy", "local_accuracy", "worst_tenth", "loss", "mmacs", "bytes_sent", "updates")
 
@@ -73,6 +77,12 @@ class Store:
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._found.values())
+
+    def prepare(self) -> None:
+        """Fails where nothing could be written: before hours of work, not after."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=self.folder):
+            pass
 
     def get(self, key: Key) -> Record | None:
         return self._found.get(key)
@@ -127,13 +137,20 @@ def _worth(record: Record) -> tuple[bool, float]:
 def read(path: Path) -> list[Record]:
     """The records of a file; a last line that was cut off is left out."""
     found = []
-    lines = path.read_text().splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no text, so it is not a file of records") from None
     for number, line in enumerate(lines, 1):
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:
             if number < len(lines):
                 raise UserError(f"{path}, line {number} is no JSON, so it is not a file of records") from None
+            break
+        if not isinstance(record, dict) or not record.keys() >= set(HEAD):
+            raise UserError(f"{path}, line {number} is no record: it has to be an object with {', '.join(HEAD)}")
+        found.append(record)
     return found
 
 

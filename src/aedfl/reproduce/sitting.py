@@ -79,6 +79,7 @@ class Sitting:
         self.say(f"{setting(name).title}: {len(own) - len(left)} of {len(own)} cells done, {len(jobs)} runs to go")
         if not jobs or self.clock.left <= 0:
             return
+        self.store.prepare()
         try:
             self._pool(name, jobs).run()
         except UserError as error:
