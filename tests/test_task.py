@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from aedfl.data import from_user
@@ -99,6 +100,43 @@ def test_a_misfit_is_one_sentence(module: nn.Module, classes: int | None) -> Non
     name = type(module).__name__
     assert str(error.value).startswith(f"model {name} does not fit data set custom with inputs of shape (6,): ")
     assert "\n" not in str(error.value)
+
+
+class Pair(nn.Linear):
+    """Gives more than the outputs."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x), x
+
+
+class Wide(nn.Linear):
+    """In float64, behind inputs and outputs in float32."""
+
+    def __init__(self) -> None:
+        super().__init__(6, CLASSES, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.double()).float()
+
+
+@pytest.mark.parametrize(
+    ("module", "parts", "said"),
+    [
+        (Pair(6, 4), {}, "its forward must give one tensor, not a tuple"),
+        (nn.Identity(), {}, "model Identity has no parameters to train"),
+        (nn.Linear(6, 4).requires_grad_(False), {}, "model Linear has no parameters to train"),
+        (nn.Linear(6, 4).double(), {}, "'weight' is of type torch.float64; parameters must be float32"),
+        (Wide(), {}, "'weight' is of type torch.float64; parameters must be float32"),
+        (nn.Linear, {}, "model: must be a torch.nn.Module, not the class Linear"),
+        (3, {}, "model: must be a torch.nn.Module, not a int"),
+        (nn.Linear(6, 4), {"metric": "foo"}, "metric = 'foo': must be a function"),
+        (nn.Linear(6, 4), {"loss": 0}, "loss = 0: must be a function"),
+    ],
+)
+def test_what_is_no_learning_problem_is_one_sentence(module: nn.Module, parts: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        own(module, **parts)
+    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_test_and_training_data_are_kept_apart() -> None:

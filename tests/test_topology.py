@@ -139,6 +139,9 @@ def test_other_mistakes(tmp_path: Path) -> None:
     for arguments, words in (
         ({"kind": "rng", "devices": 3}, "did you mean 'ring'?"),
         ({"kind": "ring", "devices": 0}, "devices = 0"),
+        ({"kind": "exponential", "devices": 3, "degree": 2}, "degree = 2 is for topology 'random', and 'exponential'"),
+        ({"kind": "ring", "devices": 3, "path": "x"}, "path = x is for topology 'file', and 'ring' takes none"),
+        ({"kind": "random", "devices": 3, "path": "x"}, "path = x is for topology 'file', and 'random' takes none"),
         ({"kind": "file", "devices": 3}, "needs the path"),
         ({"kind": "file", "devices": 3, "path": tmp_path / "no"}, "cannot be read: No such file"),
         ({"kind": "file", "devices": 3, "path": tmp_path / "binary"}, "cannot be read: it is not text"),

@@ -10,11 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction, unwrap
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from .errors import UserError
 from .forms import Form
 from .graph import Op, Value
 from .task import Task
@@ -253,3 +255,13 @@ class Method:
     """Samples that the server gets from the training data before they are shared out; at most a twentieth."""
     messages: Mapping[str, Form] = field(default_factory=dict)
     """What its messages look like, by kind. On real machines all others are refused; without forms none is."""
+
+    def __post_init__(self) -> None:
+        for who, program in (("device", self.device), ("server", self.server)):
+            if program is not None and not _is_program(program):
+                raise UserError(f"method {self.name!r}: {who} must be an 'async def program(ctx, hyper)'")
+
+
+def _is_program(program: Any) -> bool:
+    """True also for a partial or decorated program, and for an object with an `async def __call__`."""
+    return any(map(iscoroutinefunction, (program, unwrap(program), type(program).__call__)))

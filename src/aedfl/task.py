@@ -49,6 +49,9 @@ class Task:
         device: str = "cpu",
         kernels: bool = True,
     ) -> None:
+        _check_module(module)
+        _check_function("loss", loss)
+        _check_function("metric", metric)
         self._given = deepcopy(module).cpu()
         self.module = keyed(deepcopy(module)).to(device)
         self.dataset = dataset
@@ -69,6 +72,8 @@ class Task:
         try:
             with torch.no_grad():
                 output = deepcopy(self.module).eval()(x)
+                if not isinstance(output, Tensor):
+                    raise TypeError(f"its forward must give one tensor, not a {type(output).__name__}")
                 self._check_shapes(output, y)
                 self.loss(output, y)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -278,6 +283,25 @@ class Task:
         """Those of them that are filters or neurons; the columns of an embedding, a table to look up, are neither."""
         tables = {name for name, layer in self.module.named_modules() if isinstance(layer, nn.Embedding)}
         return self.groups.without(*(name for name in self.groups.layers if tables & set(name.split("+"))))
+
+
+def _check_module(module: nn.Module) -> None:
+    """There must be something to train, in numbers that a flat vector keeps as they are."""
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise UserError(f"model: must be a torch.nn.Module, not {what}")
+    name = type(module).__name__
+    trained = {key: value.dtype for key, value in module.named_parameters() if value.requires_grad}
+    if not trained:
+        raise UserError(f"model {name} has no parameters to train; at least one must require gradients")
+    for key, dtype in trained.items():
+        if dtype != torch.float32:
+            raise UserError(f"model {name}: its parameter {key!r} is of type {dtype}; parameters must be float32")
+
+
+def _check_function(name: str, given: Loss | None) -> None:
+    if given is not None and not callable(given):
+        raise UserError(f"{name} = {given!r}: must be a function of outputs and targets")
 
 
 def _rows_of(x: Tensor, rows: Tensor) -> Tensor:

@@ -64,6 +64,8 @@ def test_overrides_are_typed_dotted_and_beaten_by_arguments() -> None:
         ("devices=2.5", ["devices = 2.5", "integer"]),
         ("stop.target_accuracy=2.0", ["stop.target_accuracy = 2.0", "less than or equal to 1"]),
         ("training.lr=nan", ["training.lr = nan"]),
+        ("training.batch_size=99999999999999999999", ["training.batch_size = 99999999999999999999", "2147483647"]),
+        ("evaluation.every=1e-12", ["evaluation.every = 1e-12", "at least", "1000000000 measurements"]),
         ("training.lr=fast", ["training.lr = 'fast'", "number"]),
         ("data.partition=dirichle", ["data.partition = 'dirichle'", "'iid'", "'shards'"]),
         ("data.held_out=0.9", ["data.held_out = 0.9", "less than 0.9"]),
@@ -85,6 +87,22 @@ def test_a_mistake_gives_one_sentence_with_key_value_and_limits(override: str, w
     message = str(caught.value)
     assert "\n" not in message and "pydantic" not in message
     assert [word for word in words if word not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "least"),
+    [
+        ({"virtual_seconds": 2e9}, 2.0),
+        ({"updates": 10**8}, 1.5),
+        ({"virtual_seconds": 1e30, "updates": 10**8}, 1.5),
+        ({"virtual_seconds": 2e9, "updates": 10**400}, 2.0),
+    ],
+)
+def test_a_run_is_not_measured_for_ever(stop: dict[str, float], least: float) -> None:
+    table = {"devices": 2, "data": {"name": "x"}, "model": {"name": "mlp"}, "stop": stop}
+    assert c.validate({**table, "evaluation": {"every": least}}).evaluation.every == least
+    with pytest.raises(UserError, match=f"evaluation.every = {0.9 * least:g}: must be at least {least:g}"):
+        c.validate({**table, "evaluation": {"every": 0.9 * least}})
 
 
 def test_missing_keys_and_sections_are_named() -> None:

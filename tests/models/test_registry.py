@@ -77,6 +77,22 @@ def test_options_reach_the_model() -> None:
         ("textcnn", (3, 32, 32), {}, "(tokens,)"),
         ("resnet8", (3, 32, 32), {"norm": "layer"}, "allowed are group, batch, none"),
         ("resnet8", (3, 32, 32), {"group_channels": 5}, "does not divide"),
+        ("resnet8", (3, 32, 32), {"group_channels": 0}, "group_channels = 0: must be a whole number from 1"),
+        ("mlp", (1, 8, 8), {"hidden": -1}, "hidden = -1: must be a list of whole numbers from 1"),
+        ("mlp", (1, 8, 8), {"hidden": 5}, "hidden = 5: must be a list of whole numbers from 1"),
+        ("mlp", (1, 8, 8), {"hidden": [8, 0]}, "hidden = [8, 0]: must be a list"),
+        ("mlp", (1, 8, 8), {"hidden": [10**20]}, "from 1 to 10000000"),
+        ("cnn", (1, 8, 8), {"hidden": -1}, "hidden = -1: must be a whole number from 1"),
+        ("cnn", (1, 8, 8), {"hidden": True}, "hidden = True: must be a whole number from 1"),
+        ("cnn", (1, 8, 8), {"widths": "a"}, "widths = 'a': must be a list of 2 whole numbers from 1"),
+        ("cnn", (1, 8, 8), {"widths": [8]}, "widths = [8]: must be a list of 2"),
+        ("cnn", (1, 8, 8), {"widths": [0, 0]}, "widths = [0, 0]: must be a list of 2"),
+        ("textcnn", (256,), {"vocabulary": -3}, "vocabulary = -3: must be a whole number from 1"),
+        ("textcnn", (256,), {"filters": 2.5}, "filters = 2.5: must be a whole number from 1"),
+        ("own", (3,), {}, "model 'own' stands for a torch.nn.Module that was given in Python"),
+        (":Net", (3,), {}, "model ':Net' is not known; write 'package.module:Class'"),
+        ("..net:Net", (3,), {}, "model '..net:Net' is not known"),
+        ("net.py:", (3,), {}, "model 'net.py:' is not known"),
         ("nowhere.at.all:Net", (3,), {}, "cannot be imported"),
         ("nowhere.py:Net", (3,), {}, "does not exist"),
     ],
@@ -85,6 +101,13 @@ def test_mistakes_are_named(name: str, shape: tuple[int, ...], options: dict[str
     with pytest.raises(UserError) as error:
         build(name, shape, 10, **options)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mlp", "torch.nn:Identity"])
+@pytest.mark.parametrize("classes", [0, -1])
+def test_there_is_something_to_tell_apart(name: str, classes: int) -> None:
+    with pytest.raises(UserError, match=f"^classes = {classes}: must be a whole number from 1 "):
+        build(name, (1, 8, 8), classes)
 
 
 def test_own_model_from_a_file(own: Path) -> None:

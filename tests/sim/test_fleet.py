@@ -66,6 +66,7 @@ def test_speeds_are_read_for_every_device(tmp_path: Path) -> None:
     [
         ("0,1\n2,1\n", "gives no seconds for device 1; one line per device is needed"),
         ("0,0\n", "line 1: seconds is '0'; allowed is a number from 1e-09 to 1e+09"),
+        ("0,1\n1,2\n0,3\n", "line 3: device 0 is listed twice; one line per device is allowed"),
         ("5,1\n", "line 1: device is '5'; allowed is a whole number from 0 to 2"),
     ],
 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .options import whole, wholes
+
 
 class CNN(nn.Module):
     """Two padded 3x3 convolutions with pooling, one ReLU layer. Inputs [B, channels, size, size]."""
@@ -26,4 +28,5 @@ class CNN(nn.Module):
 
 def cnn(classes: int, channels: int = 1, size: int = 8, *, widths: tuple[int, int] = (8, 16), hidden: int = 32) -> CNN:
     """25 thousand MACs on 8x8 digits."""
-    return CNN(classes, channels, size, (widths[0], widths[1]), hidden)
+    first, second = wholes("widths", widths, 2)
+    return CNN(classes, channels, size, (first, second), whole("hidden", hidden))

@@ -8,6 +8,8 @@ from math import prod
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .options import wholes
+
 
 class MLP(nn.Module):
     """Flattens inputs [B, ...] of `features` numbers; one ReLU layer per entry of `hidden`."""
@@ -28,4 +30,4 @@ class MLP(nn.Module):
 
 def mlp(classes: int, input_shape: tuple[int, ...] = (1, 8, 8), *, hidden: tuple[int, ...] = (64, 32)) -> MLP:
     """6.5 thousand MACs on 8x8 digits."""
-    return MLP(classes, prod(input_shape), tuple(hidden))
+    return MLP(classes, prod(input_shape), wholes("hidden", hidden))

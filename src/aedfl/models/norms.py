@@ -6,6 +6,8 @@ from torch import nn
 
 from aedfl.errors import UserError
 
+from .options import whole
+
 GROUP_CHANNELS = 4
 """Channels that share one group of a GroupNorm, and that are pruned together (see `aedfl.sparsity`)."""
 
@@ -20,7 +22,7 @@ def norm(kind: str, channels: int, group_channels: int = GROUP_CHANNELS) -> nn.M
         return nn.Identity()
     if kind != "group":
         raise UserError(f"norm = {kind!r} is not known; allowed are {', '.join(NORMS)}")
-    if channels % group_channels:
+    if channels % whole("group_channels", group_channels):
         raise UserError(f"group_channels = {group_channels} does not divide a layer of {channels} channels")
     return nn.GroupNorm(channels // group_channels, channels)
 

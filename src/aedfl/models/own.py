@@ -36,6 +36,8 @@ def _package(name: str) -> ModuleType:
 def load(path: str) -> Callable[..., Any]:
     """The class or function that `path` names."""
     place, _, attribute = path.rpartition(":")
+    if not attribute or not (place.endswith(".py") or all(map(str.isidentifier, place.split(".")))):
+        raise UserError(f"model {path!r} is not known; write 'package.module:Class' or 'path/to/file.py:Class'")
     module = _file(Path(place)) if place.endswith(".py") else _package(place)
     if not callable(found := getattr(module, attribute, None)):
         raise UserError(f"model {path!r}: {place} has no class {attribute!r}")

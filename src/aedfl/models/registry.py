@@ -15,6 +15,7 @@ from aedfl.errors import UserError
 from .cnn import cnn
 from .lenet5 import lenet5
 from .mlp import mlp
+from .options import whole
 from .own import build_own
 from .resnet8 import resnet8
 from .textcnn import textcnn
@@ -36,6 +37,8 @@ BUILDERS: dict[str, Builder] = {name: builder for name, (builder, _) in IMAGE_MO
 }
 
 NAMES = tuple(sorted(BUILDERS))
+OWN = "own"
+"""Stands in a config for a module that was given in Python."""
 
 
 def build(
@@ -55,7 +58,7 @@ def build(
     start values are a function of it, and PyTorch's global generator is left as it was; without one they
     come from that generator.
     """
-    shape = tuple(int(side) for side in input_shape)
+    shape, classes = tuple(int(side) for side in input_shape), whole("classes", classes)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
@@ -67,6 +70,9 @@ def build(
 def _built_in(
     name: str, shape: tuple[int, ...], classes: int, words: int | None, options: dict[str, Any]
 ) -> nn.Module:
+    if name == OWN:
+        given = "a torch.nn.Module that was given in Python (an object, not its class)"
+        raise UserError(f"model {name!r} stands for {given}; there is none, allowed by name are {', '.join(NAMES)}")
     if name not in BUILDERS:
         raise UserError(f"model {name!r} is not known{_nearest(name, NAMES)}; allowed are {', '.join(NAMES)}")
     builder = BUILDERS[name]

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .options import whole
+
 WIDTHS = (3, 4, 5)
 
 
@@ -33,4 +35,5 @@ def textcnn(
     filters: int = 32,
 ) -> TextCNN:
     """4.9 MMACs on 256 tokens. `tokens` changes nothing but the cost."""
-    return TextCNN(classes, vocabulary, embedding, filters)
+    sizes = {"vocabulary": vocabulary, "embedding": embedding, "filters": filters}
+    return TextCNN(classes, **{name: whole(name, value) for name, value in sizes.items()})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import costs
 from ..context import SERVER, Context, Message, Model, Program, Size, Spawned, State, Trained
+from ..errors import UserError
 from ..graph import PLAIN, Op, Value
 from ..randomness import generator
 from ..training.plan import Indices, Plan
@@ -135,7 +136,8 @@ class SimContext(Context):
         return list(await On(event))
 
     def send(self, to: int, model: Model | None = None, kind: str = "model", **fields: Any) -> None:
-        size = Size(0, 0.0) if model is None else model.size
+        self.sim.check_target(self.index, to)
+        size = Size(0, 0.0) if model is None else _checked("send", model).size
         masked = model is not None and model.mask is not None
         form = self.sim.method.messages.get(kind)
         vectors = form.vectors(fields) if form else 0
@@ -180,8 +182,8 @@ class SimContext(Context):
         return process
 
     def publish(self, model: Model, **metrics: Any) -> None:
+        self.model = _checked("publish", model)
         self.update += 1
-        self.model = model
         self.sim.published(self, self._since, _copied(metrics))
         self._since = self.now
 
@@ -218,6 +220,12 @@ class SimContext(Context):
 
 _SHARED = PLAIN | {Value, Model, tuple}
 """The usual types of what is no container; most parts of a state need no longer look."""
+
+
+def _checked(verb: str, model: Any) -> Model:
+    if not isinstance(model, Model):
+        raise UserError(f"ctx.{verb}: the model must be an aedfl.context.Model, not a {type(model).__name__}")
+    return model
 
 
 def _copied(thing: Any) -> Any:

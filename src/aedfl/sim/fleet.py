@@ -97,10 +97,12 @@ def read_trace(path: Path, devices: int) -> dict[int, tuple[Change, ...]]:
 
 def read_speeds(path: Path, devices: int) -> tuple[float, ...]:
     """Update times from a CSV file with lines `device,seconds`, one for every device."""
-    found = {
-        _device(path, line, device, devices): _number(path, line, "seconds", text, 1e-9, 1e9)
-        for line, (device, text) in _rows(path, ("device", "seconds"))
-    }
+    found: dict[int, float] = {}
+    for line, (device, text) in _rows(path, ("device", "seconds")):
+        index = _device(path, line, device, devices)
+        if index in found:
+            raise UserError(f"{path} line {line}: device {index} is listed twice; one line per device is allowed")
+        found[index] = _number(path, line, "seconds", text, 1e-9, 1e9)
     missing = [index for index in range(devices) if index not in found]
     if missing:
         raise UserError(f"{path} gives no seconds for device {missing[0]}; one line per device is needed")

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
+import numpy as np
 import simpy
 from torch import Tensor
 
 from .. import costs
 from ..context import SERVER, Message, Method, Model, Size
-from ..errors import Deadlock
+from ..errors import Deadlock, UserError
 from ..graph import Queue, Value
 from ..task import Task
 from ..training.op import Train
@@ -167,6 +168,16 @@ class Simulation:
 
     def node(self, index: int) -> SimContext | None:
         return self.server if index == SERVER else self.contexts[index]
+
+    def check_target(self, source: int, to: Any) -> None:
+        """A message must be for somebody; whether they are there is seen when it arrives."""
+        served = self.server is not None
+        if not isinstance(to, int | np.integer) or not (0 <= to < self.devices or (served and to == SERVER)):
+            server = f", and {SERVER} for the server" if served else ""
+            raise UserError(
+                f"ctx.send: {_name(source)} sends to {to!r}, which is no device; "
+                f"allowed is a whole number from 0 to {self.devices - 1}{server}"
+            )
 
     def post(self, message: Message, to: int, count: int) -> None:
         """Sends a message on its way; it is lost if the receiver is not there when it arrives."""

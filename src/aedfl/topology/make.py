@@ -32,6 +32,8 @@ def make(
     """
     if devices < 1:
         raise UserError(f"devices = {devices}: at least one is needed")
+    _check_used("degree", degree, "random", kind)
+    _check_used("path", path, "file", kind)
     if kind == "random":
         return random_regular(devices, _usual_degree(devices) if degree is None else degree, seed)
     if kind == "file":
@@ -41,6 +43,11 @@ def make(
     if kind not in _FORMULAS:
         raise unknown("topology", kind, KINDS)
     return _FORMULAS[kind](devices)
+
+
+def _check_used(key: str, value: object, needs: str, kind: str) -> None:
+    if value is not None and kind != needs and kind in KINDS:
+        raise UserError(f"{key} = {value} is for topology {needs!r}, and {kind!r} takes none; leave it out")
 
 
 def _usual_degree(devices: int) -> int:
