@@ -10,6 +10,10 @@ import typer
 from ..errors import UserError
 from .outcome import console, tidy
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
+Names = Annotated[list[str], typer.Argument(metavar="NAME…")]
+Days = Annotated[float, typer.Option(min=0.01, help="Life of the certificates.")]
+
 certs = typer.Typer(help="Make, renew and revoke the certificates of a run; make join tokens.", no_args_is_help=True)
 
 
@@ -24,27 +28,36 @@ def certs_init(
 
       aedfl certs init tls device-0 device-1 server
     """
-    from ..net.identity import COORDINATOR, Authority
+    from ..net.identity import COORDINATOR, Authority, check_names
 
+    everybody = [COORDINATOR, *(names or ())]
+    check_names(everybody)
     authority = Authority.create(folder, days)
-    for name in (COORDINATOR, *(names or ())):
+    for name in everybody:
         console.print(f"issued: {authority.issue(name)}", soft_wrap=True)
 
 
-def certs_issue(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")],
-    names: Annotated[list[str], typer.Argument(metavar="NAME…")],
-    days: Annotated[float, typer.Option(min=0.01, help="Life of the certificates.")] = 90.0,
-) -> None:
+def certs_issue(folder: Folder, names: Names, days: Days = 90.0) -> None:
     """Issue certificates, or renew them: a running device takes up new files in its folder by itself."""
+    from ..net.identity import Authority, check_names
+
+    authority = Authority(folder)
+    check_names(names)
+    for name in names:
+        console.print(f"issued: {authority.issue(name, days=days)}", soft_wrap=True)
+
+
+def certs_renew(folder: Folder, names: Names, days: Days = 90.0) -> None:
+    """Renew certificates that were issued before: a running device takes up new files in its folder by itself."""
     from ..net.identity import Authority
 
     for name in names:
-        console.print(f"issued: {Authority(folder).issue(name, days=days)}", soft_wrap=True)
+        Authority(folder).serials(name)
+    certs_issue(folder, names, days)
 
 
 def certs_revoke(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")],
+    folder: Folder,
     name: Annotated[str, typer.Argument(metavar="NAME")],
     coordinator: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="The coordinator's TLS folder, to hand the list to.")
@@ -80,6 +93,6 @@ def certs_token(
 
 certs.command("init")(tidy(certs_init))
 certs.command("issue")(tidy(certs_issue))
-certs.command("renew")(tidy(certs_issue))
+certs.command("renew")(tidy(certs_renew))
 certs.command("revoke")(tidy(certs_revoke))
 certs.command("token")(tidy(certs_token))
