@@ -54,7 +54,8 @@ class Runner(SimpleNamespace):
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
     fake = Runner(calls=[], failure=None)
-    monkeypatch.setitem(sys.modules, "aedfl.experiment.run", fake)
+    for name in ("run", "compare"):
+        monkeypatch.setitem(sys.modules, f"aedfl.experiment.{name}", fake)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -162,6 +163,13 @@ def test_an_interrupted_comparison_says_how_to_go_on(runner: Runner) -> None:
     runner.failure = KeyboardInterrupt()
     result = aedfl("compare", "digits", "-m", "a", "--out", "c")
     assert result.exit_code == 130 and "--resume --out c" in result.stderr
+
+
+def test_what_was_interrupted_before_it_began_cannot_be_gone_on_with(runner: Runner) -> None:
+    runner.failure = KeyboardInterrupt("the run had not begun")
+    for command in (["run", "digits"], ["compare", "digits", "-m", "a"]):
+        result = aedfl(*command, "--out", "o")
+        assert result.exit_code == 130 and result.stderr == "interrupted: the run had not begun\n"
 
 
 def test_presets_are_listed_and_printed_as_configs(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from torch.nn import functional as F
 
 from aedfl.algorithms import METHODS
 from aedfl.errors import UserError
+from aedfl.experiment.compare import compare
 from aedfl.experiment.config import RunConfig, config_hash, elsewhere
 from aedfl.experiment.progress import Silent
-from aedfl.experiment.run import Run, claim, compare, resume, run
+from aedfl.experiment.run import Run, claim, resume, run
 from aedfl.experiment.workshop import Own, Workshop
 from aedfl.graph import Op
 from aedfl.ops import WeightedMean

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 from aedfl.errors import UserError
 from aedfl.experiment import checkpoint
+from aedfl.experiment.compare import compare
 from aedfl.experiment.config import RunConfig, config_hash, from_toml, to_toml
 from aedfl.experiment.progress import Silent
 from aedfl.experiment.record import read_rows
@@ -147,16 +149,96 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "garbage"])
-def test_a_damaged_checkpoint_is_named_and_nothing_is_touched(damage: str, torn: Path) -> None:
-    newest = checkpoints(torn)[-1]
-    data = newest.read_bytes()
-    newest.write_bytes({"truncated": data[:-100], "empty": b"", "garbage": bytes(reversed(data))}[damage])
+def damaged(data: bytes, damage: str) -> bytes:
+    """The bytes with a part missing, with nonsense in place of them, or with one bit another one."""
+    if damage in ("value", "position"):
+        place = len(data) - 9 if damage == "value" else data.index(b"evaluations") + len(b'evaluations\\": ')
+        return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    return {"truncated": data[:-100], "empty": b"", "garbage": bytes(reversed(data))}[damage]
+
+
+DAMAGES = ["truncated", "empty", "garbage", "value", "position"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_if_all_checkpoints_are_damaged_the_newest_is_named_and_nothing_is_touched(damage: str, torn: Path) -> None:
+    for path in checkpoints(torn):
+        path.write_bytes(damaged(path.read_bytes(), damage))
     before = content(torn)
-    with pytest.raises(UserError, match=rf"checkpoint {newest} is damaged \(.*\); delete it to resume") as error:
+    newest = checkpoints(torn)[-1]
+    with pytest.raises(UserError, match=rf"checkpoint {newest} is damaged \(.*\), and no other one is whole") as error:
         resume(torn)
     assert "\n" not in str(error.value)
     assert content(torn) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over(damage: str, torn: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = whole(small(NOSY))
+    *_, before, newest = checkpoints(torn)
+    newest.write_bytes(damaged(newest.read_bytes(), damage))
+    assert interrupted(torn, 10_000)
+    (said,) = caplog.messages
+    assert said.startswith(f"checkpoint {newest} is damaged") and said.endswith(f"goes on from {before.name}")
+    assert record(torn) == expected
+
+
+def test_no_bit_of_a_checkpoint_can_change_unnoticed(tmp_path: Path) -> None:
+    claim(tmp_path, config := small(devices=2, model={"name": "mlp", "options": {"hidden": [1]}}), force=False)
+    assert not interrupted(tmp_path, 5)
+    path, fingerprint = checkpoints(tmp_path)[-1], config_hash(config)
+    for other in checkpoints(tmp_path)[:-1]:
+        other.unlink()
+    whole, draw = path.read_bytes(), random.Random(0)
+    expected, _ = cast(tuple[checkpoint.Position, Path], checkpoint.latest(tmp_path, fingerprint))
+    values = checkpoint.tensors(path, "cpu")
+    for place in draw.sample(range(len(whole)), 300):
+        changed = bytes([whole[place] ^ 1 << draw.randrange(8)])
+        path.write_bytes(whole[:place] + changed + whole[place + 1 :])
+        try:
+            found, _ = cast(tuple[checkpoint.Position, Path], checkpoint.latest(tmp_path, fingerprint))
+        except UserError:
+            continue
+        assert found == expected and all(map(torch.equal, checkpoint.tensors(path, "cpu").values(), values.values()))
+
+
+def test_a_checkpoint_without_a_checksum_is_taken(torn: Path) -> None:
+    expected = whole(small(NOSY))
+    newest = checkpoints(torn)[-1]
+    with checkpoint.safe_open(newest, "pt") as file:
+        position = file.metadata()["position"]
+    checkpoint.save(checkpoint.tensors(newest, "cpu"), newest, {"position": position})
+    assert interrupted(torn, 10_000)
+    assert record(torn) == expected
+
+
+@pytest.mark.parametrize("line", [b"\xff garbage", b'{"time":', b"7", b""])
+@pytest.mark.parametrize("stream", ["metrics", "journal"])
+def test_a_damaged_row_is_named_and_nothing_is_touched(stream: str, line: bytes, torn: Path) -> None:
+    path = torn / f"{stream}.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = line + b" " * (len(lines[1]) - len(line))
+    path.write_bytes(b"\n".join(lines))
+    before = content(torn)
+    with pytest.raises(UserError) as error:
+        resume(torn)
+    assert str(error.value) == f"{path} is damaged: line 2 is no row of a record"
+    assert content(torn) == before
+
+
+@pytest.mark.parametrize("text", ["{}", "", "[1]", '{"seed": 0}', '{"method": '])
+def test_a_damaged_summary_is_named(text: str, tmp_path: Path) -> None:
+    folder = tmp_path / "aedfl-0-seed0"
+    run(config := small(), folder)
+    expected = record(folder)
+    (folder / "summary.json").write_text(text)
+    for go_on in (lambda: resume(folder), lambda: compare([config], tmp_path, resume=True)):
+        with pytest.raises(UserError) as error:
+            go_on()
+        assert str(error.value) == f"{folder / 'summary.json'} is damaged; delete it, and --resume makes the run anew"
+    (folder / "summary.json").unlink()
+    resume(folder)
+    assert record(folder) == expected
 
 
 def test_without_the_damaged_checkpoint_the_one_before_serves(torn: Path, tmp_path: Path) -> None:

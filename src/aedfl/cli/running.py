@@ -92,12 +92,12 @@ def compare(
         raise UserError("--resume needs --out, the folder of the comparison to go on with")
     configs = _configs(source, _names(methods), seeds, overrides or [], data, ray)
     folder = out or _free(f"compare-{Path(source).stem}")
-    from ..experiment.run import compare as start
+    from ..experiment.compare import compare as start
 
     try:
         summaries = start(configs, folder, resume=resume, progress=_progress(quiet))
-    except KeyboardInterrupt:
-        raise Interrupted(f"go on by the same command with --resume --out {folder}") from None
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error) or f"go on by the same command with --resume --out {folder}") from None
     _tell_all(folder, summaries, quiet)
 
 
@@ -120,8 +120,8 @@ def _fresh(
 
     try:
         return folder, start(config, folder, force=force, progress=_progress(quiet))
-    except KeyboardInterrupt:
-        raise Interrupted(f"go on with: aedfl run --resume {folder}") from None
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error) or f"go on with: aedfl run --resume {folder}") from None
 
 
 def _resumed(folder: Path, ray: str | None, quiet: bool) -> dict[str, Any]:

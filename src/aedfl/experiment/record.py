@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -110,6 +111,7 @@ def _check(folder: Path, offsets: dict[str, int]) -> None:
         path = folder / f"{stream}.jsonl"
         if offset > (path.stat().st_size if path.exists() else 0):
             raise UserError(f"{path} is shorter than when the checkpoint was made, so the run cannot be resumed")
+    read_rows(folder / "metrics.jsonl", offsets.get("metrics", 0))
 
 
 def read_rows(path: Path, end: int | None = None) -> list[Any]:
@@ -117,4 +119,13 @@ def read_rows(path: Path, end: int | None = None) -> list[Any]:
     if not path.exists():
         return []
     data = path.read_bytes()[:end]
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    return [_row(line, path, number) for number, line in enumerate(lines, 1)]
+
+
+def _row(line: bytes, path: Path, number: int) -> Any:
+    with suppress(ValueError):
+        row = json.loads(line)
+        if isinstance(row, dict | list):
+            return row
+    raise UserError(f"{path} is damaged: line {number} is no row of a record")

@@ -22,9 +22,10 @@ from ..sim.context import SimContext
 from ..transfer import Later
 from . import checkpoint
 from .config import RunConfig, config_hash, elsewhere, from_toml, to_toml
+from .folder import CONFIG, beginning, ended, entries, held, read_summary, set_aside, strangers
 from .measure import Measure, Moment
-from .progress import Progress, Silent, Together
-from .record import Record, read_rows
+from .progress import Progress, Silent
+from .record import STREAMS, Record, read_rows
 from .summary import summarise
 from .workshop import Rows, Workshop
 
@@ -35,8 +36,6 @@ Summary = dict[str, Any]
 
 TURN = 2e-4
 """Seconds after which another thread may go on."""
-AT_ONCE = 24
-"""Runs of a comparison that are advanced together; more would share batches no better and hold more memory."""
 
 
 class Taken(NamedTuple):
@@ -76,10 +75,11 @@ class Run:
     def _prepare(self) -> None:
         """Opens the record; after a kill, cuts it back to the last checkpoint and sets up the replay."""
         position = self._resume_at[0] if self._resume_at else None
-        self.record = Record(self.folder, position.offsets if position else None)
         if position is not None and self.folder is not None:
             answers = read_rows(self.folder / "journal.jsonl", position.offsets["journal"])
             self.sim.journal.answers = iter(answers)
+        self.record = Record(self.folder, position.offsets if position else None)
+        if position is not None:
             self.sim.work.replaying = self.record.replaying = True
             self._wall = position.wall
         self.sim.journal.record = lambda answer: self.record.add("journal", answer)
@@ -294,11 +294,14 @@ def run(
     progress: Progress | None = None,
     workshop: Workshop | None = None,
 ) -> Summary:
-    """Runs a config. With `out`, into that folder, which must be new or empty unless `force` is given."""
-    if out is not None:
-        claim(out, config, force)
-    with nullcontext(workshop) if workshop else Workshop() as shop:
-        return complete(config, out, progress or Silent(), shop).summary
+    """Runs a config. With `out`, into that folder, which must be new or empty unless `force` is given.
+
+    What `force` replaces goes only once the run can begin.
+    """
+    with nullcontext(workshop) if workshop else Workshop() as shop, held(out):
+        if out is not None:
+            claim(out, config, force)
+        return _begun(config, out, progress or Silent(), shop).summary
 
 
 def resume(
@@ -308,74 +311,73 @@ def resume(
 
     With `ray`, on that cluster (or with 'none' on no cluster), wherever it ran before.
     """
-    file = path / "config.toml"
-    if not file.is_file():
-        raise UserError(f"{path} is not a run folder: {file} does not exist")
-    if (path / "summary.json").is_file():
-        if not (path / "report.html").exists():
-            _report([path], path / "report.html")
-        summary: Summary = json.loads((path / "summary.json").read_text())
-        return summary
-    config = from_toml(file.read_text(), str(file))
-    if ray is not None:
-        config = elsewhere(config, ray)
-    with nullcontext(workshop) if workshop else Workshop() as shop:
-        return complete(config, path, progress or Silent(), shop).summary
+    file = path / CONFIG
+    with held(path if path.is_dir() and not ended(path) else None):
+        if not file.is_file():
+            raise UserError(f"{path} is not a run folder: {file} does not exist")
+        if ended(path):
+            return _told(path)
+        config = from_toml(file.read_text(), str(file))
+        if ray is not None:
+            config = elsewhere(config, ray)
+        with nullcontext(workshop) if workshop else Workshop() as shop:
+            return _driven(Run(config, shop, path, progress or Silent()), shop).summary
 
 
 def complete(config: RunConfig, out: Path | None, progress: Progress, workshop: Workshop) -> Run:
-    """Runs a config to its end, into the folder `out` if there is one."""
-    one = Run(config, workshop, out, progress)
+    """Runs a config to its end, into the folder `out` if there is one, which was claimed for it."""
+    with held(out):
+        return _begun(config, out, progress, workshop)
+
+
+def _begun(config: RunConfig, out: Path | None, progress: Progress, workshop: Workshop) -> Run:
+    with beginning(out):
+        one = Run(config, workshop, out, progress)
+    return _driven(one, workshop)
+
+
+def _driven(one: Run, workshop: Workshop) -> Run:
     drive_all([one], workshop)
-    if out is not None:
-        _report([out], out / "report.html")
+    if one.folder is not None:
+        _report([one.folder], one.folder / "report.html")
     return one
 
 
 def claim(out: Path, config: RunConfig, force: bool) -> None:
-    """Makes the run folder and puts the config into it; never takes over one that is in use."""
-    if out.exists() and any(out.iterdir()):
+    """Makes the run folder and puts the config into it. With `force`, a run that is there is set aside."""
+    if out.exists() and entries(out):
         if not force:
             raise UserError(f"run folder {out} exists; use --resume to go on with it, or --force to replace it")
-        if not (out / "config.toml").exists():
-            raise UserError(f"{out} is not a run folder (it has no config.toml), so --force will not replace it")
-        shutil.rmtree(out)
+        _replaceable(out)
+        set_aside(out)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "config.toml").write_text(to_toml(config))
+    (out / CONFIG).write_text(to_toml(config))
 
 
-def _same(folder: Path, config: RunConfig) -> None:
-    """A comparison goes on only with the runs it was begun with."""
-    file = folder / "config.toml"
-    if config_hash(from_toml(file.read_text(), str(file))) != config_hash(config):
-        raise UserError(f"{file} is of another comparison than the one to go on with; choose another --out")
+def _replaceable(out: Path) -> None:
+    """What `force` may replace is a run, with nothing else beside it."""
+    file, names = out / CONFIG, strangers(out)
+    if not file.is_file():
+        raise UserError(f"{out} is not a run folder (it has no {CONFIG}), so --force will not replace it")
+    if names:
+        raise UserError(f"{out} holds '{names[0]}', which no run writes, so --force will not replace it")
+    if all((out / f"{stream}.jsonl").is_file() for stream in STREAMS):
+        return
+    try:
+        from_toml(file.read_text(), str(file))
+    except (UserError, UnicodeDecodeError):
+        raise UserError(f"{out} is not a run folder ({file} is no run's), so --force will not replace it") from None
+
+
+def _told(folder: Path) -> Summary:
+    """The summary of a run that ended; its report is made if it is missing."""
+    summary = read_summary(folder)
+    if not (folder / "report.html").exists():
+        _report([folder], folder / "report.html")
+    return summary
 
 
 def _report(folders: list[Path], out: Path) -> None:
     from ..report import write_report
 
     write_report(folders, out)
-
-
-def compare(
-    configs: Sequence[RunConfig],
-    out: Path,
-    resume: bool = False,
-    progress: Progress | None = None,
-    workshop: Workshop | None = None,
-) -> list[Summary]:
-    """Runs several configs, batched together where they share a model; one folder each and one report."""
-    folders = [out / f"{Path(config.method).stem}-seed{config.seed}" for config in configs]
-    for folder, config in zip(folders, configs, strict=True):
-        if resume and (folder / "config.toml").exists():
-            _same(folder, config)
-        else:
-            claim(folder, config, force=False)
-    left = [(f, c) for f, c in zip(folders, configs, strict=True) if not (f / "summary.json").exists()]
-    with nullcontext(workshop) if workshop else Workshop() as shop:
-        shared = Together(progress or Silent(), len(left), lambda: shop.place)
-        for begin in range(0, len(left), AT_ONCE):
-            part = left[begin : begin + AT_ONCE]
-            drive_all([Run(config, shop, folder, shared.one()) for folder, config in part], shop)
-    _report(folders, out / "report.html")
-    return [json.loads((folder / "summary.json").read_text()) for folder in folders]
