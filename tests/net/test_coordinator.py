@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,68 +201,6 @@ def test_a_second_device_of_the_same_name_is_refused_while_the_first_is_there(tm
             made.start(1, folder=tmp_path / "second")
             await made.until(lambda: made.updates(1))
             assert made.nodes[1].index == 1, "a device that was set up anew takes its place once it is silent"
-
-    asyncio.run(test())
-
-
-def test_a_device_that_is_stopped_before_the_run_begins_leaves_without_an_update(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with cluster(tmp_path, tls=False, start=False) as made:
-            node = made.start(0)
-            await made.until(lambda: made.coordinator.roster.ready() == {0})
-            node.stop()
-            summary = await asyncio.wait_for(made.tasks.pop(0), PATIENCE)
-            assert summary["updates"] == 0 and (tmp_path / "d0" / "updates.jsonl").read_text() == ""
-            assert made.coordinator.roster.ready() == set(), "the run does not begin with one that is gone"
-            made.start(1)
-            made.start(0)
-            await made.until(lambda: made.updates(0) and made.updates(1))
-            assert made.nodes[0].index == 0, "it may come back"
-
-    asyncio.run(test())
-
-
-def test_a_device_that_cannot_start_gives_its_index_back(tmp_path: Path) -> None:
-    def odd(settings: Any) -> Any:
-        def part(index: int) -> Any:
-            raise UserError(f"this is number {index}")
-
-        made = kit(settings)
-        return SimpleNamespace(task=made.task, part=part)
-
-    async def test() -> None:
-        async with cluster(tmp_path, tls=False, start=False) as made:
-            made.token = made.coordinator.ledger.new_token(1.0, 2)
-            with pytest.raises(UserError, match="this is number 0"):
-                await made.node(0, prepare=odd).run()
-            assert not made.coordinator.status().view.members
-            made.start(1, wish=None)
-            await made.until(lambda: made.listening(1))
-            made.start(0, folder=tmp_path / "second", wish=None)
-            await made.until(lambda: made.updates(0) and made.updates(1))
-            assert (made.nodes[1].index, made.nodes[0].index) == (0, 1), "the token lets the known name in again"
-            entries = made.coordinator.roster.entries
-            assert {entry.name: entry for entry in made.coordinator.ledger.members()} == entries
-
-    asyncio.run(test())
-
-
-def test_a_name_that_is_taken_by_one_without_an_address_is_one_sentence(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with cluster(tmp_path, tls=False, start=False) as made, made.link("device-0") as link:
-            await link.join(made.join_request("device-0"))
-            with pytest.raises(Refused, match="device-0 takes part already, heard of 0 s ago; stop that device"):
-                await link.join(made.join_request("device-0", instance=2))
-
-    asyncio.run(test())
-
-
-def test_an_index_beyond_those_of_the_run_is_refused(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with cluster(tmp_path, tls=False, start=False) as made:
-            with pytest.raises(UserError, match="--index is 77; allowed are 0 to 65 in this run"):
-                await asyncio.wait_for(made.node(0, wish=77).run(), PATIENCE)
-            assert not made.coordinator.roster.entries
 
     asyncio.run(test())
 

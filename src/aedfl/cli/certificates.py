@@ -10,10 +10,6 @@ import typer
 from ..errors import UserError
 from .outcome import console, tidy
 
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")]
-Names = Annotated[list[str], typer.Argument(metavar="NAME…")]
-Days = Annotated[float, typer.Option(min=0.01, help="Life of the certificates.")]
-
 certs = typer.Typer(help="Make, renew and revoke the certificates of a run; make join tokens.", no_args_is_help=True)
 
 
@@ -28,36 +24,27 @@ def certs_init(
 
       aedfl certs init tls device-0 device-1 server
     """
-    from ..net.identity import COORDINATOR, Authority, check_names
+    from ..net.identity import COORDINATOR, Authority
 
-    everybody = [COORDINATOR, *(names or ())]
-    check_names(everybody)
     authority = Authority.create(folder, days)
-    for name in everybody:
+    for name in (COORDINATOR, *(names or ())):
         console.print(f"issued: {authority.issue(name)}", soft_wrap=True)
 
 
-def certs_issue(folder: Folder, names: Names, days: Days = 90.0) -> None:
+def certs_issue(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME…")],
+    days: Annotated[float, typer.Option(min=0.01, help="Life of the certificates.")] = 90.0,
+) -> None:
     """Issue certificates, or renew them: a running device takes up new files in its folder by itself."""
-    from ..net.identity import Authority, check_names
-
-    authority = Authority(folder)
-    check_names(names)
-    for name in names:
-        console.print(f"issued: {authority.issue(name, days=days)}", soft_wrap=True)
-
-
-def certs_renew(folder: Folder, names: Names, days: Days = 90.0) -> None:
-    """Renew certificates that were issued before: a running device takes up new files in its folder by itself."""
     from ..net.identity import Authority
 
     for name in names:
-        Authority(folder).serials(name)
-    certs_issue(folder, names, days)
+        console.print(f"issued: {Authority(folder).issue(name, days=days)}", soft_wrap=True)
 
 
 def certs_revoke(
-    folder: Folder,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the authority.")],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     coordinator: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="The coordinator's TLS folder, to hand the list to.")
@@ -93,6 +80,6 @@ def certs_token(
 
 certs.command("init")(tidy(certs_init))
 certs.command("issue")(tidy(certs_issue))
-certs.command("renew")(tidy(certs_renew))
+certs.command("renew")(tidy(certs_issue))
 certs.command("revoke")(tidy(certs_revoke))
 certs.command("token")(tidy(certs_token))

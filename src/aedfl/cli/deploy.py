@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,13 +61,9 @@ def coordinator(
     from ..algorithms import get
     from ..net import logs
     from ..net.coordinator import Coordinator
-    from ..net.places import check_address
-    from ..net.watch import Watch, check_place
+    from ..net.watch import Watch
 
     security = choose_security(tls, plaintext, "coordinator")
-    check_address(listen)
-    if watch:
-        check_place(watch, watch_anywhere)
     logs.configure(state, verbose)
     known = (state / "ledger.sqlite").exists()
     config = None if known and source is None and not overrides and not method else _config(source, overrides, method)
@@ -80,18 +75,15 @@ def coordinator(
         (state / "token").write_text(made.ledger.new_token(token_hours, token_uses))
 
     async def serve() -> None:
+        port = await made.start(listen)
         page = Watch(made)
-        try:
-            port = await made.start(listen)
-            if watch:
-                await page.start(watch, watch_anywhere)
-                console.print(f"live page: http://{watch.rpartition(':')[0]}:{page.port}", soft_wrap=True)
-            said = f"coordinator of run {made.run} on port {port}; join token in {state / 'token'}"
-            console.print(said, soft_wrap=True)
-            await _until_signal()
-        finally:
-            await page.close()
-            await made.close()
+        if watch:
+            await page.start(watch, watch_anywhere)
+            console.print(f"live page: http://{watch.rpartition(':')[0]}:{page.port}", soft_wrap=True)
+        console.print(f"coordinator of run {made.run} on port {port}; join token in {state / 'token'}", soft_wrap=True)
+        await _until_signal()
+        await page.close()
+        await made.close()
 
     asyncio.run(serve())
 
@@ -160,10 +152,8 @@ def up(
     """
     from ..net import logs
     from ..net.local import Local
-    from ..net.watch import check_place
     from .running import _free
 
-    check_place(watch)
     config = _config(source, overrides, method, devices=count, seed=seed)
     config = _limits(config, seconds, updates)
     folder = out or _free(f"up-{Path(config.method).stem}")
@@ -171,9 +161,9 @@ def up(
     logs.configure(folder / "coordinator")
 
     async def carry_out() -> None:
+        await run.start(watch)
+        assert run.watch is not None
         try:
-            await run.start(watch)
-            assert run.watch is not None
             if quiet:
                 await run.wait()
             else:
@@ -225,7 +215,6 @@ async def _watched(wait: Any, page: str) -> None:
         done = sum(member.report.update for member in members)
         return f"{here} devices here · {done} local updates · {found.view.elapsed:.0f} s · {page}"
 
-    console.print(f"live page: {page}", soft_wrap=True)
     with console.status("starting") as shown:
         work: Coroutine[Any, Any, None] = wait(lambda found: shown.update(line(found)))
         await work
@@ -242,12 +231,7 @@ def _show(found: Status) -> None:
         report = member.report
         table.add_row(
             "server" if member.index < 0 else str(member.index), escape(member.name), member.state,
-            f"{member.silent:.0f} s ago", str(report.update), _figure(report.loss), f"{report.bytes_sent / 1e6:.1f} MB",
+            f"{member.silent:.0f} s ago", str(report.update), f"{report.loss:.4g}", f"{report.bytes_sent / 1e6:.1f} MB",
             str(report.messages_lost), str(report.refused), escape(report.trouble),
         )  # fmt: skip
     console.print(table)
-
-
-def _figure(value: float) -> str:
-    """A dash for what was not measured."""
-    return f"{value:.4g}" if math.isfinite(value) else "–"

@@ -11,7 +11,6 @@ import logging
 import secrets
 import sqlite3
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -206,7 +205,7 @@ class Coordinator:
 
     def _free_index(self, request: Join) -> int:
         """The server's, the one that was wished for, or the next that nobody ever had."""
-        taken = {entry.index for entry in self.roster.placed()}
+        taken = {entry.index for entry in self.roster.entries.values()}
         if request.server:
             if SERVER in taken:
                 raise Refusal(grpc.StatusCode.ALREADY_EXISTS, "the run has a server already")
@@ -218,17 +217,14 @@ class Coordinator:
 
     def _returned(self, entry: Entry, request: Join, peer: Peer) -> Entry:
         """A known name: the same device again, or, once that is silent, another one in its place."""
-        if entry.withdrawn:
-            return replace(entry, index=self._free_index(request), instance=request.instance, left=False)
         if request.server != (entry.index == SERVER):
             role = "the server" if entry.index == SERVER else "a device"
             raise Refusal(grpc.StatusCode.ALREADY_EXISTS, f"{peer.name} takes part as {role} already")
         if entry.instance != request.instance and self.roster.here(entry.name):
-            place = f"at {entry.address}, " if entry.address else ""
             raise Refusal(
                 grpc.StatusCode.ALREADY_EXISTS,
-                f"{peer.name} takes part already, {place}heard of {self.roster.silence(entry.name):.0f} s ago; "
-                "stop that device first, or give this one a certificate of its own",
+                f"{peer.name} takes part already, at {entry.address}, heard of {self.roster.silence(entry.name):.0f} s "
+                "ago; stop that device first, or give this one a certificate of its own",
             )
         entry.instance, entry.left = request.instance, False
         return entry
@@ -246,7 +242,7 @@ class Coordinator:
             raise Refusal(grpc.StatusCode.NOT_FOUND, f"{peer.name} is not a member of this run; it must join")
         _valid(check_address, request.address)
         self.roster.hear(entry, request.report)
-        if not entry.withdrawn and (entry.address, entry.serial) != (request.address, peer.serial):
+        if (entry.address, entry.serial) != (request.address, peer.serial):
             entry.address, entry.serial = request.address, peer.serial
             self.roster.changed(entry)
             self._begin_when_all_are_there()
@@ -266,8 +262,9 @@ class Coordinator:
 
     def remove(self, entry: Entry) -> None:
         if not entry.left:
+            entry.left = True
+            self.roster.changed(entry)
             log.info(f"{entry.name} left for good", extra={"event": "leave", "device": entry.index})
-            self.roster.leave(entry)
 
     async def _status(self, request: Ask, context: Any) -> Status:
         self.security.caller(context, "")

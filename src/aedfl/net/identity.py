@@ -38,14 +38,6 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Names that get certificates together: every one is a name, and there once."""
-    for name in names:
-        check_name(name)
-        if names.count(name) > 1:
-            raise UserError(f"name {name!r} would get two certificates; name it once (certs init adds {COORDINATOR!r})")
-
-
 def server_name(name: str, serial: str) -> str:
     """What a client demands of the certificate that it finds behind an address."""
     return f"{COORDINATOR}.{_SUFFIX}" if name == COORDINATOR else f"s{serial}.{name}.{_SUFFIX}"
@@ -109,16 +101,12 @@ class Authority:
     def revoke(self, name: str) -> int:
         """Revokes every certificate that was ever issued to `name`; how many of them were valid until now."""
         gone = set(revoked_serials(self._list()))
-        fresh = [serial for serial in self.serials(name) if serial not in gone]
-        self._publish(sorted(gone | set(fresh)))
-        return len(fresh)
-
-    def serials(self, name: str) -> list[int]:
-        """Of all certificates that were ever issued to `name`, which are some."""
         mine = [serial for serial, owner in self._issued() if owner == name]
         if not mine:
             raise UserError(f"no certificate was issued to {name!r} by the authority in {self.folder}")
-        return mine
+        fresh = [serial for serial in mine if serial not in gone]
+        self._publish(sorted(gone | set(fresh)))
+        return len(fresh)
 
     def _issued(self) -> list[tuple[int, str]]:
         found = [x509.load_pem_x509_certificate(path.read_bytes()) for path in self.folder.glob("issued/*.pem")]

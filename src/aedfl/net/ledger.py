@@ -9,7 +9,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..context import SERVER
 from ..errors import UserError
 
 _SCHEMA = """
@@ -32,11 +31,6 @@ class Entry:
     serial: str
     left: bool = False
     finished: bool = False
-
-    @property
-    def withdrawn(self) -> bool:
-        """It left before it could be reached: its name stays let in, but it has no index."""
-        return self.index < SERVER
 
 
 class Ledger:

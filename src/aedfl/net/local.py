@@ -42,7 +42,6 @@ class Local:
         for name in (COORDINATOR, *self.names):
             authority.issue(name, ["127.0.0.1"], days=30)
         self.processes: dict[str, asyncio.subprocess.Process] = {}
-        self.watch: Watch | None = None
 
     async def start(self, watch: str | None = None) -> None:
         self.coordinator = Coordinator(
@@ -51,8 +50,8 @@ class Local:
         )  # fmt: skip
         self.token = self.coordinator.ledger.new_token(24.0, len(self.names))
         self.port = await self.coordinator.start("127.0.0.1:0")
-        if watch:
-            self.watch = Watch(self.coordinator)
+        self.watch = Watch(self.coordinator) if watch else None
+        if self.watch is not None and watch:
             await self.watch.start(watch)
         for name in self.names:
             await self.launch(name)
@@ -99,8 +98,7 @@ class Local:
         await asyncio.gather(*(process.wait() for process in self.processes.values()))
         if self.watch is not None:
             await self.watch.close()
-        if hasattr(self, "coordinator"):
-            await self.coordinator.close()
+        await self.coordinator.close()
 
     def summary(self) -> dict[str, Any]:
         """The mean model's accuracy, as the simulator measures it, and what the devices say of themselves."""

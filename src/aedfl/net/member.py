@@ -20,7 +20,6 @@ from ..experiment.config import RunConfig, from_toml, to_toml
 from ..layout import Layout
 from .check import layout_digest
 from .clock import Clock
-from .coordinator import SPARE
 from .credentials import Security
 from .link import CoordinatorAway, Link, NotAMember, Refused
 from .options import Options
@@ -89,7 +88,7 @@ class Membership:
         """Gets an index, or the old one again."""
         known = self._known
         self._layout = layout
-        wish = known["index"] if known else self._wish()
+        wish = known["index"] if known else self.options.wish
         try:
             joined = await self._patient(lambda: self.link.join(self._request(wish)), 0.0 if known else 10.0)
         except CoordinatorAway:
@@ -100,16 +99,6 @@ class Membership:
             return
         self.index, self._beat = joined.index, joined.beat
         self._take(joined.view)
-
-    def _wish(self) -> int | None:
-        """The index to ask for at the first start."""
-        wish, most = self.options.wish, self.config.devices + SPARE
-        if wish is not None and wish >= most:
-            raise UserError(
-                f"--index is {wish}; allowed are 0 to {most - 1} in this run, which is planned for "
-                f"{self.config.devices} devices, numbered from 0"
-            )
-        return wish
 
     def _request(self, wish: int | None) -> Join:
         request = Join(
@@ -224,20 +213,6 @@ class Membership:
         if view.over or view.left:
             self.ended.set()
         self.changed.set()
-
-    # ---- going
-
-    @property
-    def newcomer(self) -> bool:
-        """No earlier process of this device took part in the run."""
-        return self._known is None
-
-    async def leave(self) -> None:
-        """Gives up its place; a coordinator that cannot be told finds out by the silence."""
-        try:
-            await self.link.leave(self.security.name)
-        except (CoordinatorAway, NotAMember, UserError) as error:
-            log.warning(f"could not leave the run: {error}", extra={"event": "leave"})
 
     async def close(self) -> None:
         if self._beats is not None:

@@ -99,15 +99,6 @@ class Node:
         return method
 
     async def _open(self) -> None:
-        """Starts to take part; a newcomer that cannot gives its index back."""
-        try:
-            await self._set_up()
-        except Exception:
-            if self.member.newcomer:
-                await self.member.leave()
-            raise
-
-    async def _set_up(self) -> None:
         """The port, the context with what an earlier process left, and the heartbeats."""
         task, part = self.kit.task, self.kit.part(self.index)
         checker = Checker(task.layout, task.macs, self.method.messages, lambda: task.filters.count)
@@ -165,13 +156,12 @@ class Node:
     # ---- living
 
     async def _live(self) -> None:
-        """Runs the program once the run has begun, and stays until nobody needs answers any more."""
+        """Waits for the run to begin, runs the program, and stays until nobody needs answers any more."""
         context, ended_by = self.context, self.member.ended
         context.failure = asyncio.get_running_loop().create_future()
-        await self._wait_to_begin()
-        if not self.clock.begun:
-            await self.member.leave()
-            return
+        while not self.clock.begun and not ended_by.is_set():
+            self.member.changed.clear()
+            await self._first(self.member.changed.wait(), context.failure)
         self._meet(at_once=True)
         program = self.method.server if self.index == SERVER else self.method.device
         assert program is not None
@@ -194,13 +184,6 @@ class Node:
         await self.member.tell()
         await self._answer_others()
         context.end()
-
-    async def _wait_to_begin(self) -> None:
-        """Until the run begins, or the device is told to stop before."""
-        member = self.member
-        while not self.clock.begun and not member.ended.is_set():
-            member.changed.clear()
-            await self._first(member.changed.wait(), member.ended.wait(), self.context.failure)
 
     async def _time_up(self) -> None:
         """Ends when a stop condition holds for the program; it then has `grace` to notice."""

@@ -58,13 +58,6 @@ class Roster:
         seen.last, seen.heard = time.monotonic(), True
         self.changed(entry)
 
-    def leave(self, entry: Entry) -> None:
-        """For good. It keeps its index if others know it by that."""
-        entry.left = True
-        if not entry.address:
-            entry.index = min(SERVER, *(each.index for each in self.entries.values())) - 1
-        self.changed(entry)
-
     def changed(self, entry: Entry) -> None:
         self._ledger.put(entry)
         self.epoch += 1
@@ -106,10 +99,6 @@ class Roster:
         """Those that have not left for good."""
         return (entry for entry in self.entries.values() if not entry.left and entry.index != SERVER)
 
-    def placed(self) -> Iterator[Entry]:
-        """Those that have an index, also if they have left."""
-        return (entry for entry in self.entries.values() if not entry.withdrawn)
-
     def here(self, name: str) -> bool:
         return self._seen[name].heard and self.silence(name) <= 3.0 * self.beat + 1.0
 
@@ -134,8 +123,8 @@ class Roster:
 
     @property
     def count(self) -> int:
-        """As many devices as the run was planned for, or as have ever taken part."""
-        return max(self.config.devices, 1 + max((entry.index for entry in self.placed()), default=SERVER))
+        """As many devices as the run was planned for, or as have ever joined."""
+        return max(self.config.devices, 1 + max((e.index for e in self.entries.values()), default=SERVER))
 
     @property
     def beats_per_second(self) -> float:
@@ -161,7 +150,7 @@ class Roster:
         return view
 
     def status(self) -> Status:
-        members = [self._member(entry, whole=True) for entry in self.placed()]
+        members = [self._member(entry, whole=True) for entry in self.entries.values()]
         view = View(epoch=self.epoch, members=members, elapsed=self.clock.now, begun=self.clock.begun, over=self.over)
         view.devices = self.count
         edges = [Edge(source=source, target=target) for source, target in self._graph.edges()]

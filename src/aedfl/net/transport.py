@@ -18,7 +18,6 @@ from .check import Checker
 from .counters import Counters
 from .courier import Courier
 from .credentials import Security
-from .places import check_address
 from .post import Deliver, Limits, Post
 from .protocol_pb2 import Member
 
@@ -138,7 +137,6 @@ class Transport:
 
 def open_port(security: Security, server: grpc.aio.Server, address: str) -> int:
     """Listens there; a port that is taken or not ours is one sentence."""
-    check_address(address)
     try:
         port = security.listen(server, address)
     except RuntimeError:

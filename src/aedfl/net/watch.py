@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToDict
 
 from ..errors import UserError
 from .coordinator import Coordinator
-from .places import check_address, is_loopback
+from .places import is_loopback
 from .protocol_pb2 import Member, Status
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ class Watch:
 
     async def start(self, address: str, anywhere: bool = False) -> int:
         """Listens on `HOST:PORT`; off this machine only if that was said in so many words."""
-        check_place(address, anywhere)
+        if not anywhere and not is_loopback(address):
+            raise UserError(f"the page would be open to others on {address}; say --watch-anywhere if that is meant")
         host, _, port = address.rpartition(":")
         try:
             self._server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=REQUEST)
@@ -90,13 +91,6 @@ class Watch:
         if path == b"/metrics":
             return _response(200, "text/plain; version=0.0.4", metrics(self._coordinator.status()))
         return _response(404, "text/plain", "there is /, /status.json and /metrics\n")
-
-
-def check_place(address: str, anywhere: bool = False) -> None:
-    """`HOST:PORT` of this machine, unless the page is meant for other machines too."""
-    check_address(address)
-    if not anywhere and not is_loopback(address):
-        raise UserError(f"the page would be open to others on {address}; say --watch-anywhere if that is meant")
 
 
 def page() -> str:
