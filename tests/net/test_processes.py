@@ -43,7 +43,8 @@ def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
         local = Local(config(3, method="aedfl-0"), tmp_path / "run")
         await local.start()
         try:
-            await reach(local, "device-1", 4)
+            for name in local.names:  # who has not begun when the coordinator goes would wait for it
+                await reach(local, name, 4 if name == "device-1" else 1)
             port = local.port
             local.processes["device-1"].send_signal(signal.SIGKILL)
             await local.processes["device-1"].wait()
