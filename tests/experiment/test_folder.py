@@ -192,7 +192,8 @@ def test_where_there_are_no_locks_runs_do_without(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr("aedfl.experiment.folder.fcntl.flock", flock)
     with held(tmp_path), held(tmp_path):
-        pass
+        claim(tmp_path, small(), force=False)
+    assert (tmp_path / "config.toml").is_file()
 
 
 def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
