@@ -64,7 +64,7 @@ def test_overrides_are_typed_dotted_and_beaten_by_arguments() -> None:
         ("devices=2.5", ["devices = 2.5", "integer"]),
         ("stop.target_accuracy=2.0", ["stop.target_accuracy = 2.0", "less than or equal to 1"]),
         ("training.lr=nan", ["training.lr = nan"]),
-        ("training.batch_size=99999999999999999999", ["training.batch_size = 99999999999999999999", "2147483647"]),
+        ("training.batch_size=99999999999999999999", ["training.batch_size = 99999999999999999999", "2147483648"]),
         ("evaluation.every=1e-12", ["evaluation.every = 1e-12", "at least", "1000000000 measurements"]),
         ("training.lr=fast", ["training.lr = 'fast'", "number"]),
         ("data.partition=dirichle", ["data.partition = 'dirichle'", "'iid'", "'shards'"]),

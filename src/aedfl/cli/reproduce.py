@@ -189,7 +189,7 @@ def tables(
     from ..reproduce.records import Store
 
     store = Store((out or RESULTS) / "records")
-    if not any(True for _ in store):
+    if not len(store):
         raise UserError(f"{store.folder} holds no records, from which tables are written; --out names another folder")
     _write_all(store, out, _positive("--until", until))
 

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import UserError
-from .complaints import complaint, shown, unknown
+from .complaints import complaint, unknown
 from .hyper import make_hyper
 from .sections import NONE, RunConfig, Section
 from .toml import dumps
@@ -34,10 +34,6 @@ WITHOUT_EFFECT = {
     "engine": ("threads", "lookahead", "overlap", "cache_budget_mib", "ray", "actors"),
 }
 """What `config_hash` leaves out: names, places and pace, but nothing that a result depends on."""
-MOST_SAMPLES = 2**31 - 1
-"""Of a mini-batch."""
-MOST_MEASUREMENTS = 1_000_000_000
-"""Of a run."""
 
 
 def load(source: str | Path | None = None, overrides: Sequence[str] = (), **top: Any) -> RunConfig:
@@ -58,31 +54,9 @@ def load(source: str | Path | None = None, overrides: Sequence[str] = (), **top:
 def validate(table: Table) -> RunConfig:
     """The table as a config, or a `UserError` that says what is wrong with it."""
     try:
-        config = RunConfig.model_validate(table)
+        return RunConfig.model_validate(table)
     except ValidationError as error:
         raise UserError(complaint(error, RunConfig)) from None
-    _check_amounts(config)
-    return config
-
-
-def _check_amounts(config: RunConfig) -> None:
-    """Numbers that no array index holds, and measurements that would never come to an end."""
-    if config.training.batch_size > MOST_SAMPLES:
-        given = shown(config.training.batch_size)
-        raise UserError(f"training.batch_size = {given}: must be less than or equal to {MOST_SAMPLES}")
-    every, seconds = config.evaluation.every, _longest(config)
-    if every < seconds / MOST_MEASUREMENTS:
-        raise UserError(
-            f"evaluation.every = {every:g}: must be at least {seconds / MOST_MEASUREMENTS:g}, "
-            f"or a run of about {seconds:g} virtual seconds has more than {MOST_MEASUREMENTS} measurements"
-        )
-
-
-def _longest(config: RunConfig) -> float:
-    """Virtual seconds until a stop condition on time or updates holds, roughly; 0 where nothing is known of them."""
-    stop, fleet = config.stop, config.fleet
-    updates = min(stop.updates, 1e300) * fleet.slowest if stop.updates and not fleet.speeds else None
-    return min((seconds for seconds in (stop.virtual_seconds, updates) if seconds is not None), default=0.0)
 
 
 def to_toml(config: RunConfig) -> str:

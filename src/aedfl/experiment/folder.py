@@ -18,9 +18,8 @@ CONFIG, SUMMARY = "config.toml", "summary.json"
 LOCK, ASIDE, GONE = ".lock", ".replaced", ".gone"
 """In a run folder: what its process holds; the run that was there until the new one begins; the same, being deleted."""
 FILES = ("traffic.json", "wall.json", "model.safetensors", "report.html", "checkpoints", "tensorboard", "wandb")
-PARTS = ("summary.partial", "traffic.partial", "wall.partial", "report.html.partial")
-WRITTEN = {CONFIG, SUMMARY, *FILES, *PARTS, *(f"{stream}.jsonl" for stream in STREAMS)}
-"""All that a run writes into its folder."""
+WRITTEN = {CONFIG, SUMMARY, *FILES, *(f"{stream}.jsonl" for stream in STREAMS)}
+"""All that a run writes into its folder, each file as `.partial` first."""
 
 
 def ended(folder: Path) -> bool:
@@ -46,7 +45,7 @@ def entries(folder: Path) -> list[Path]:
 
 def strangers(folder: Path) -> list[str]:
     """The names of what is in a run folder and no run writes."""
-    return [path.name for path in entries(folder) if path.name not in WRITTEN]
+    return [path.name for path in entries(folder) if path.name not in WRITTEN and path.suffix != ".partial"]
 
 
 @contextmanager

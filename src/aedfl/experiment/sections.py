@@ -13,6 +13,9 @@ Share = Annotated[float, Field(ge=0, lt=0.9)]
 Count = Annotated[int, Field(ge=1)]
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
+MOST_MEASUREMENTS = 1_000_000_000
+"""Of a run: more would never come to an end."""
+
 NONE = "none"
 """How a file or an override says that an optional key has no value; TOML has no word for it."""
 
@@ -69,7 +72,7 @@ class Training(Section):
     """Local SGD."""
 
     epochs: Count = 4
-    batch_size: Count = 50
+    batch_size: Annotated[int, Field(ge=1, lt=2**31)] = 50
     lr: Positive = 0.03
     lr_decay: NonNegative = 0.001
     """Per local update."""
@@ -213,3 +216,19 @@ class RunConfig(Section):
     evaluation: Evaluation = Evaluation()
     engine: Engine = Engine()
     record: Record = Record()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        every, seconds = self.evaluation.every, self._longest()
+        if every < seconds / MOST_MEASUREMENTS:
+            raise ValueError(
+                f"evaluation.every = {every:g}: must be at least {seconds / MOST_MEASUREMENTS:g}, "
+                f"or a run of about {seconds:g} virtual seconds has more than {MOST_MEASUREMENTS} measurements"
+            )
+        return self
+
+    def _longest(self) -> float:
+        """Virtual seconds until a stop condition on time or updates holds, roughly; 0 where nothing is known."""
+        stop, fleet = self.stop, self.fleet
+        updates = min(stop.updates, 1e300) * fleet.slowest if stop.updates and not fleet.speeds else None
+        return min((seconds for seconds in (stop.virtual_seconds, updates) if seconds is not None), default=0.0)

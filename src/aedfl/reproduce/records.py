@@ -75,6 +75,9 @@ class Store:
             for record in read(path):
                 self._keep(record, replace=True)
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def __iter__(self) -> Iterator[Record]:
         return iter(self._found.values())
 

@@ -124,8 +124,7 @@ class Merge(Op):
             return (normalise(counts, chosen),)
         own = own_staleness(since, self.count_own) ** (2 * self.own_power)
         age = torch.cat([own[:, None], ages[:, : chosen.shape[1]]], 1)
-        powers = torch.where(losses.isfinite(), losses**self.loss_power, torch.inf)  # a power of 0 would hide it
-        return (normalise(importance(counts, control, age, powers), chosen),)
+        return (normalise(importance(counts, control, age, losses, power=self.loss_power), chosen),)
 
 
 @dataclass(frozen=True)

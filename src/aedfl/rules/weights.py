@@ -32,14 +32,16 @@ def own_staleness(since_merge: Tensor, counted: bool) -> Tensor:
     return age if counted else torch.ones_like(age)
 
 
-def importance(samples: Tensor, control: Tensor, staleness: Tensor, loss: Tensor, loss_floor: float = 1e-3) -> Tensor:
-    """Formula importanceDef, `s * lambda / (sqrt(dt) * loss)`, in float64 and always finite.
+def importance(
+    samples: Tensor, control: Tensor, staleness: Tensor, loss: Tensor, loss_floor: float = 1e-3, power: float = 1.0
+) -> Tensor:
+    """Formula importanceDef, `s * lambda / (sqrt(dt) * loss)`, in float64 and always finite; or by a power of the loss.
 
     All arguments [B, M+1]. A loss or an age that is not finite counts as the worst there is: importance 0.
     """
     age = staleness.double().clamp(min=1)
-    raw = samples.double() * control.double() / (age.sqrt() * loss.double().clamp(min=loss_floor))
-    return torch.where(raw.isfinite() & (raw > 0), raw, 0.0)
+    raw = samples.double() * control.double() / (age.sqrt() * loss.double().clamp(min=loss_floor) ** power)
+    return torch.where(loss.isfinite() & raw.isfinite() & (raw > 0), raw, 0.0)
 
 
 def normalise(importance: Tensor, chosen: Tensor) -> Tensor:
