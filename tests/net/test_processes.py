@@ -40,7 +40,8 @@ async def reach(local: Local, name: str, count: int) -> None:
 
 def test_kill_9_of_a_device_and_of_the_coordinator(tmp_path: Path) -> None:
     async def test() -> Local:
-        local = Local(config(3, method="aedfl-0"), tmp_path / "run")
+        slow = {"epochs": 200}  # half a second each: nobody is done before all that is to happen has happened
+        local = Local(config(3, method="aedfl-0", training=slow), tmp_path / "run")
         await local.start()
         try:
             for name in local.names:  # who has not begun when the coordinator goes would wait for it
